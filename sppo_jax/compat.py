@@ -360,17 +360,19 @@ def scan_counts(params: dict) -> tuple[int, int]:
     return params["num_consts"], params["num_carry"]
 
 
-def cudnn_forward(operands: tuple, *, causal: bool, scale: float):
+def cudnn_forward(operands: tuple, *, causal: bool, scale: float, window: int = 0):
     """Binds cuDNN's attention of (q_NTH, k_KSH, v_KSH, num_queries, num_keys).
+
+    cuDNN takes a window together with the causal mask alone; 0: none.
 
     Returns:
         out_NTH in the dtype of q, and lse_NT in float32.
     """
-    out, lse = _cudnn_bind("fwd", _cudnn_operands(*operands), causal, scale, is_training=True)
+    out, lse = _cudnn_bind("fwd", _cudnn_operands(*operands), causal, window, scale, is_training=True)
     return out[0], lse[0]
 
 
-def cudnn_backward(operands: tuple, results: tuple, *, causal: bool, scale: float):
+def cudnn_backward(operands: tuple, results: tuple, *, causal: bool, scale: float, window: int = 0):
     """Binds the backward of `cudnn_forward`, given (out_NTH, lse_NT, dout_NTH).
 
     Returns:
@@ -378,7 +380,7 @@ def cudnn_backward(operands: tuple, results: tuple, *, causal: bool, scale: floa
     """
     out_NTH, lse_NT, dout_NTH = results
     given = (*_cudnn_operands(*operands), lse_NT[None], out_NTH[None], dout_NTH[None])
-    return tuple(grad[0] for grad in _cudnn_bind("bwd", given, causal, scale)[:3])
+    return tuple(grad[0] for grad in _cudnn_bind("bwd", given, causal, window, scale)[:3])
 
 
 _FIXED_ORDER = jax_config.bool_state(
@@ -417,7 +419,7 @@ def _cudnn_operands(q_NTH, k_KSH, v_KSH, num_queries, num_keys) -> tuple:
     return (q_NTH[None], k_KSH[None], v_KSH[None], none, *lengths, none, none, none, none)
 
 
-def _cudnn_bind(way: str, operands: tuple, causal: bool, scale: float, **settings):
+def _cudnn_bind(way: str, operands: tuple, causal: bool, window: int, scale: float, **settings):
     """Binds cuDNN's call: the public function takes no LSE in its backward, and asks for a GPU at hand."""
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
@@ -432,7 +434,7 @@ def _cudnn_bind(way: str, operands: tuple, causal: bool, scale: float, **setting
         variadic_args=(False, False),  # no bias, no gradient of a bias
         mask_type=cudnn.MaskType.PADDING_CAUSAL if causal else cudnn.MaskType.PADDING,
         layout=cudnn.AttentionLayout.BNTH.value,
-        sliding_window_length=None,
+        sliding_window_length=window or None,
         **{name: None for name in newer},
         **settings,
     )

@@ -31,6 +31,7 @@ class Facts:
 
     Args:
         num_layers: layers of the model.
+        kinds: of each layer; () where all are alike.
         num_heads: query heads of the model.
         data: pipelines.
         pipe: stages.
@@ -43,7 +44,9 @@ class Facts:
         shapes: tokens that a tick may have, rising.
         kind: kind of sequence parallelism.
         ulysses: devices that exchange heads; 0: not given.
+        window: tokens that a token attends to, where these are fewer than a sequence has; 0: all before it.
         groups: "static", or "flex": each document has devices of its own.
+        kernel: the attention kernel.
         schedule: name of the schedule.
         one_group_at_a_time: whether the schedule passes one group of layers at a time.
         interleave: groups of layers of a stage.
@@ -59,6 +62,7 @@ class Facts:
     """
 
     num_layers: int | None = None
+    kinds: tuple[str | None, ...] = ()
     num_heads: int | None = None
     data: int | None = None
     pipe: int | None = None
@@ -71,7 +75,9 @@ class Facts:
     shapes: tuple[int, ...] = ()
     kind: str | None = None
     ulysses: int = 0
+    window: int = 0
     groups: str | None = None
+    kernel: str | None = None
     schedule: str | None = None
     one_group_at_a_time: bool | None = None
     interleave: int | None = None
@@ -154,6 +160,28 @@ def _layers_of_stages(facts: Facts) -> Broken | None:
         f"use {' or '.join(below + above)} virtual stages, or a model of {' or '.join(map(str, sorted(models)))} layers"
     )
     return Broken(f"{what} must divide model.num_layers={layers}", got, change)
+
+
+def _kinds_of_groups(facts: Facts) -> Broken | None:
+    """Every group has the same kinds in the same order: one program serves all groups of all stages."""
+    if not facts.kinds or facts.pipe is None:
+        return None
+    groups = facts.pipe * (facts.interleave or 1)
+    if _repeats(facts.kinds, groups):
+        return None
+    what = "mesh.pipe" if facts.interleave in (None, 1) else "mesh.pipe * schedule.interleave"
+    possible = [str(count) for count in divisors(len(facts.kinds)) if _repeats(facts.kinds, count)]
+    return Broken(
+        f"{what} must divide the layers into equal patterns of model.layers",
+        f"{groups} parts",
+        f"use {' or '.join(possible)}, or another pattern",
+    )
+
+
+def _repeats(kinds: tuple[str | None, ...], parts: int) -> bool:
+    """Returns whether so many parts of the layers have the same kinds in the same order."""
+    size = len(kinds) // parts
+    return size * parts == len(kinds) and kinds[:size] * parts == kinds
 
 
 def _layers_of_groups(facts: Facts) -> Broken | None:
@@ -263,6 +291,27 @@ def _heads(facts: Facts) -> Broken | None:
     return Broken(must, f"{name}={factor}", f"use one of {divisors(facts.num_heads)}, or {instead}")
 
 
+def _window(facts: Facts) -> Broken | None:
+    """Tokens are striped over a ring, so that each two devices have one window of keys in common for every query."""
+    window, factor, seq = facts.window, facts.ulysses, facts.seq
+    if not factor and facts.kind in ("ulysses", "ring"):
+        factor = (seq or 0) if facts.kind == "ulysses" else 1
+    if not window or not factor or seq is None or seq % factor or window % (seq // factor) == 0:
+        return None
+    ring = seq // factor
+    must = f"model.sliding_window must be a multiple of the {ring} devices on the ring"
+    change = f"use {nearest_multiples(window, ring)}, or another mesh.seq or sequence.ulysses"
+    return Broken(must, f"{window}", change)
+
+
+def _kernel_of_window(facts: Facts) -> Broken | None:
+    """A call of the fused kernel has one window, and documents on unlike numbers of devices have unlike ones there."""
+    if not facts.window or facts.groups != "flex" or facts.kernel != "cudnn":
+        return None
+    must = "a model with a sliding window must have model.kernel=blockwise where sequence.groups=flex"
+    return Broken(must, f"model.kernel={facts.kernel}", "change it, or use sequence.groups=static")
+
+
 def _wave(facts: Facts) -> Broken | None:
     if facts.wave is None:
         return None
@@ -350,6 +399,7 @@ RULES = (
     _pipelines,
     _stages_of_table,
     _layers_of_stages,
+    _kinds_of_groups,
     _layers_of_groups,
     _flexible_members,
     _length,
@@ -361,6 +411,8 @@ RULES = (
     _longest_shape,
     _factor,
     _heads,
+    _window,
+    _kernel_of_window,
     _wave,
     _one_group_at_a_time,
     _several_groups,
@@ -378,13 +430,13 @@ def nearest_multiples(value: int, multiple: int) -> str:
     return f"{below} or {below + multiple}" if below else f"{multiple}"
 
 
-def layers_per_virtual_stage(num_layers: int, pipe: int, interleave: int) -> int:
+def layers_per_virtual_stage(num_layers: int, pipe: int, interleave: int, kinds: tuple[str | None, ...] = ()) -> int:
     """Returns the layers of a virtual stage.
 
     Raises:
-        Broken: the layers do not divide evenly.
+        Broken: the layers, or their kinds, do not divide evenly.
     """
-    check(Facts(num_layers=num_layers, pipe=pipe, interleave=interleave))
+    check(Facts(num_layers=num_layers, kinds=kinds, pipe=pipe, interleave=interleave))
     return num_layers // (pipe * interleave)
 
 

@@ -235,6 +235,64 @@ def draw_experts(seed: int) -> Case:
     return replace(case, plan=plan, model=case.model | {"experts": experts}, dtype="float64")
 
 
+def draw_kinds(seed: int) -> Case:
+    """Draws a program of layers of several kinds: even seeds a depth-first one, odd seeds a breadth-first one.
+
+    Args:
+        seed: the same seed gives the same program.
+    """
+    case, draws = (draw_by_groups if seed % 2 else draw)(seed), Draws(seed + 6000)
+    plan, model = case.plan | {"kv_grad_dtype": "float32"}, case.model
+    groups = plan["mesh"][1] * plan["interleave"]
+    names = ("full", "local", "wide")[: draws.pick((2, 2, 3))]
+    of_group = [*names, *[draws.pick(names) for _ in range(draws.number(0, 2))]]
+    order = sorted(of_group, key=lambda _: draws.number(0, 99))
+    kinds = {name: _draw_kind(draws, model, plan["ulysses"], plan["kernel"]) for name in names[1:]}
+    if draws.chance(0.5):
+        plan["kernel"] = "blockwise"
+        ring = plan["mesh"][2] // plan["ulysses"]
+        kinds["local"] |= dict(sliding_window=ring * draws.number(1, 9), sinks=draws.chance(0.5))
+    if draws.chance(0.3):
+        experts = dict(count=4, chosen=2, size=5, balance=0.3, shared_size=0)
+        model = model | {"experts": experts}
+        kinds["local"] |= {"experts": {"count": 0}}
+    model = model | dict(num_layers=groups * len(order), layers=f"{groups}x({','.join(order)})", kinds=kinds)
+    return replace(case, plan=plan, model=model, dtype="float64")
+
+
+def _draw_kind(draws: Draws, model: dict, ulysses: int, kernel: str) -> dict:
+    """Draws what a kind has in place of the model's settings; heads are others half of the time."""
+    kind: dict = dict(rope=dict(theta=draws.pick((50.0, 10000.0)), fraction=draws.pick((0.0, 0.5, 1.0))))
+    kind |= dict(mlp_size=draws.number(8, 39), mlp=draws.pick(("swiglu", "gelu")), qk_norm=draws.chance(0.5))
+    if not kind["rope"]["fraction"]:
+        kind["qkv_bias"] = False  # without rotation a bias of all keys changes nothing
+    if draws.chance(0.5):
+        heads = _draw_model(draws, 1, ulysses, kernel)
+        kind |= {name: heads[name] for name in ("num_heads", "num_kv_heads", "head_dim")}
+    return kind
+
+
+def draw_window(seed: int) -> Case:
+    """Draws a program whose layers have a window: even seeds a depth-first one, odd seeds a breadth-first one.
+
+    Args:
+        seed: the same seed gives the same program.
+    """
+    return with_window((draw_by_groups if seed % 2 else draw)(seed), seed)
+
+
+def with_window(case: Case, seed: int) -> Case:
+    """Gives a program a window, from one key to a whole sequence, and sinks one time in two."""
+    draws, (_, _, seq) = Draws(seed + 6000), case.plan["mesh"]
+    ring, length = seq // case.plan["ulysses"], sum(case.plan["chunks"])
+    window = ring * draws.number(1, max(1, length // ring // draws.pick((1, 2, 4, 8, length))))
+    # A window is exact in every dtype in which attention is; dK and dV in bfloat16 have a tolerance of their own.
+    plan = case.plan | {"kv_grad_dtype": "float32"} | ({"kernel": "blockwise"} if "groups" in case.plan else {})
+    return replace(
+        case, plan=plan, model=case.model | {"sliding_window": window, "sinks": draws.chance(0.5)}, dtype="float64"
+    )
+
+
 def features(case: Case) -> frozenset[str]:
     """Names the features of a program; a share for the host counts only where the schedule lets it leave."""
     plan, model = case.make_plan(), case.model

@@ -12,6 +12,7 @@ from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe
+from transformers.models.smollm3 import modeling_smollm3
 
 SIZES = dict(
     vocab_size=61, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
@@ -26,6 +27,7 @@ YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_
 # Modules whose float32 is float64 within `float64_transformers`.
 MODULES = (
     modeling_rope_utils, modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3, modeling_qwen3_moe,
+    modeling_smollm3,
 )  # fmt: skip
 
 # Together: grouped heads of three ratios, heads that do not divide the width, tied or not, every scaling, bias, norm.
@@ -51,6 +53,30 @@ MODELS = {
             router_aux_loss_coef=0.1,
             experts_implementation="eager",
         ),
+    ),
+    "mistral-window": (transformers.MistralConfig, dict(sliding_window=9)),
+    "qwen2-window": (
+        transformers.Qwen2Config,
+        dict(use_sliding_window=True, sliding_window=16, max_window_layers=0, tie_word_embeddings=True),
+    ),
+    # Layers of two kinds: every second one has experts, or does not rotate.
+    "qwen3-moe-mixed": (
+        transformers.Qwen3MoeConfig,
+        dict(
+            num_hidden_layers=4,
+            head_dim=12,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=20,
+            norm_topk_prob=True,
+            decoder_sparse_step=2,
+            router_aux_loss_coef=0.1,
+            experts_implementation="eager",
+        ),
+    ),
+    "smollm3": (
+        transformers.SmolLM3Config,
+        dict(num_hidden_layers=4, no_rope_layer_interval=2, pad_token_id=None, bos_token_id=1, eos_token_id=2),
     ),
     "mistral": (
         transformers.MistralConfig,

@@ -26,42 +26,65 @@ def random_tags(rng, length, padding=3):
     return Tags(jnp.asarray(positions, jnp.int32), jnp.asarray(documents, jnp.int32))
 
 
-def naive(q_TNH, k_TKH, v_TKH, tags):
+def naive(q_TNH, k_TKH, v_TKH, tags, window=0):
     groups = q_TNH.shape[1] // k_TKH.shape[1]
     k, v = (jnp.repeat(x, groups, axis=1) for x in (k_TKH, v_TKH))
     s = jnp.einsum("tnh,snh->nts", q_TNH, k) * q_TNH.shape[-1] ** -0.5
-    s = jnp.where(visible(tags, tags), s, -1e30)
+    far = tags.positions[:, None] - tags.positions
+    s = jnp.where(visible(tags, tags) & (far < (window or far.size)), s, -1e30)
     out = jnp.einsum("nts,snh->tnh", jax.nn.softmax(s), v)
     return jnp.where((tags.documents >= 0)[:, None, None], out, 0.0)
 
 
-@pytest.mark.parametrize("length,heads,kv_heads", [(37, 4, 2), (64, 3, 1), (13, 2, 2), (50, 6, 3)])
-def test_values_and_gradients_match_plain_softmax(x64, length, heads, kv_heads):
+@pytest.mark.parametrize(
+    "length,heads,kv_heads,window",
+    [(37, 4, 2, 0), (64, 3, 1, 0), (13, 2, 2, 0), (50, 6, 3, 0), (64, 4, 2, 1), (64, 4, 2, 9), (50, 3, 3, 30)],
+)
+def test_values_and_gradients_match_plain_softmax(x64, length, heads, kv_heads, window):
     rng = np.random.default_rng(length)
     tags = random_tags(rng, length)
     q, k, v, w = (jnp.asarray(rng.normal(size=(length, n, 6))) for n in (heads, kv_heads, kv_heads, heads))
 
     def ours(q, k, v):
-        return jnp.sum(w * dense_attention(q[None], k[None], v[None], tags.positions[None], tags.documents[None])[0])
+        return jnp.sum(w * dense_attention(q[None], k[None], v[None], *(x[None] for x in tags), window=window)[0])
 
     def theirs(q, k, v):
-        return jnp.sum(w * naive(q, k, v, tags))
+        return jnp.sum(w * naive(q, k, v, tags, window))
 
     got, want = (jax.value_and_grad(f, argnums=(0, 1, 2))(q, k, v) for f in (ours, theirs))
     chex.assert_trees_all_close(got, want, rtol=1e-10, atol=1e-12)
 
 
-def test_block_range_covers_everything_visible_and_skips_the_rest():
+@pytest.mark.parametrize("window", [0, 1, 2, 7, 16, 40])
+def test_block_range_covers_everything_visible_and_skips_the_rest(window):
     rng = np.random.default_rng(0)
     for _ in range(20):
         tags = random_tags(rng, 75, padding=int(rng.integers(0, 20)))
         queries = Tags(tags.positions[30:55], tags.documents[30:55])
-        got = block_range(queries, tags, 8, 16)
-        mask = np.asarray(visible(queries, tags))
+        got = block_range(queries, tags, 8, 16, window)
+        mask = np.asarray(visible(queries, tags, window))
         for block in range(4):
             seen = np.flatnonzero(mask[block * 8 : block * 8 + 8].any(0)) // 16
             first, last = (seen.min(), seen.max() + 1) if seen.size else (0, 0)
             assert (int(got.first[block]), int(got.last[block])) == (first, last)
+
+
+def test_a_window_is_so_many_keys_the_token_itself_among_them():
+    tags = Tags(jnp.asarray([0, 1, 2, 3, 0, 1, 2], jnp.int32), jnp.asarray([0, 0, 0, 0, 1, 1, 1], jnp.int32))
+    assert visible(tags, tags, 2).sum(1).tolist() == [1, 2, 2, 2, 1, 2, 2]
+    assert visible(tags, tags, 1).tolist() == np.eye(7, dtype=bool).tolist()
+
+
+def test_blocks_that_a_window_visits_grow_with_the_window_and_not_with_the_prefix():
+    keys = Tags(jnp.arange(4096, dtype=jnp.int32), jnp.zeros(4096, jnp.int32))
+
+    def visited(start, window):
+        found = block_range(Tags(*(x[start : start + 64] for x in keys)), keys, 16, 16, window)
+        return int((found.last - found.first).sum())
+
+    assert [visited(start, 64) for start in (64, 1024, 4032)] == [4 * (64 // 16 + 1)] * 3
+    assert visited(4032, 1024) == 4 * (1024 // 16 + 1)
+    assert visited(4032, 0) == 253 + 254 + 255 + 256
 
 
 def test_merging_two_halves_gives_the_whole(x64):

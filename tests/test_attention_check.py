@@ -189,6 +189,21 @@ WRONG = {
 }
 
 
+def banded(change):
+    """Makes a kernel whose window is longer by so many keys."""
+
+    def shifted(plain):
+        return lambda *given, causal, window: plain(*given, causal=causal, window=window + change)
+
+    return Kernel(shifted(PLAIN.forward), shifted(PLAIN.backward))
+
+
+def test_a_window_is_checked_key_by_key(monkeypatch):
+    monkeypatch.setattr(check, "WINDOWS", (7,))
+    found = [find_difference(HEADS, jnp.bfloat16, has_window=True, kernel=banded(change)) for change in (-1, 0, 1)]
+    assert found[1] is None and "out of the band of 7 keys" in found[0] and "out of the band of 7 keys" in found[2]
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_kernel_is_found(name):
     kernel, expected = WRONG[name]

@@ -15,20 +15,20 @@ def operands(dtype, heads=4, kv_heads=2, queries=6, keys=8, head_dim=8):
     return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_stand_in_is_the_gradient_of_itself(x64, causal):
+@pytest.mark.parametrize("how", [dict(causal=False), dict(causal=True), dict(causal=True, window=3)], ids=str)
+def test_the_stand_in_is_the_gradient_of_itself(x64, how):
     q, k, v = operands(jnp.float64)
     lengths = jnp.int32(5), jnp.int32(7)
     dout = jnp.asarray(np.random.default_rng(1).normal(size=q.shape)).at[:, 5:].set(0)
 
     def f(q, k, v):
-        return cudnn.forward(cudnn.Operands(q, k, v, *lengths), causal=causal)[0]
+        return cudnn.forward(cudnn.Operands(q, k, v, *lengths), **how)[0]
 
     out, vjp = jax.vjp(f, q, k, v)
-    lse = cudnn.forward(cudnn.Operands(q, k, v, *lengths), causal=causal)[1]
+    lse = cudnn.forward(cudnn.Operands(q, k, v, *lengths), **how)[1]
     # Rows that are not asked for may hold anything.
     dirty = jnp.full_like(dout, jnp.nan).at[:, :5].set(dout[:, :5])
-    got = cudnn.backward(cudnn.Operands(q, k, v, *lengths), cudnn.Results(out, lse, dirty), causal=causal)
+    got = cudnn.backward(cudnn.Operands(q, k, v, *lengths), cudnn.Results(out, lse, dirty), **how)
     want = vjp(dout)
     for a, b, count in zip(got, want, (5, 7, 7), strict=True):
         np.testing.assert_allclose(a[:, :count], b[:, :count], rtol=1e-10, atol=1e-12)
@@ -46,6 +46,20 @@ def test_a_gpu_gets_cudnn_with_both_lengths():
     assert lowered.count("__cudnn$fmhaSoftmax(") == 1 and lowered.count("__cudnn$fmhaSoftmaxBackward(") == 1
     assert "PADDING_CAUSAL" in lowered and "\\22mask_type\\22: \\22PADDING\\22" in lowered
     assert "stablehlo.dot_general" not in lowered
+
+
+def test_a_gpu_gets_the_window_of_a_band():
+    q, k, v = operands(jnp.bfloat16)
+
+    def f(*arguments):
+        given = cudnn.Operands(*arguments)
+        out, lse = cudnn.forward(given, causal=True, window=3)
+        return cudnn.backward(given, cudnn.Results(out, lse, out), causal=True, window=3)
+
+    text = lowered_for_gpu(jax.jit(f), q, k, v, jnp.int32(3), jnp.int32(4))
+    calls = [line for line in text.splitlines() if "__cudnn$fmhaSoftmax" in line]
+    assert len(calls) == 2
+    assert all("\\22sliding_window_length\\22: 3" in call and "PADDING_CAUSAL" in call for call in calls)
 
 
 def lowered_for_gpu(f, *arguments):

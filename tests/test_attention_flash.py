@@ -33,6 +33,15 @@ PATTERNS = {
     "16 merges, LSE below -88.7": (8192, 64, (8200, 40), 7.0, 512),
     "padding alone": (0, 16, (), 0.0, 32768),
 }
+# A pattern and a window: shorter and longer than documents, than the chunk, than the prefix.
+WINDOWS = {
+    "one key": ("a last document of one token", 1),
+    "a window shorter than the chunk": ("length % 128 = 64 and LSE below -88.7, two documents", 100),
+    "a window longer than the chunk": ("length % 128 = 64 and LSE below -88.7, two documents", 300),
+    "a window longer than the prefix": ("a last document of one token, then padding", 80),
+    "documents of one token in a window": ("a chunk of one-token documents", 4),
+    "a window that needs no merges": ("48 merges", 40),
+}
 
 
 def draw(pattern, dtype):
@@ -48,21 +57,22 @@ def draw(pattern, dtype):
     return *floats, jnp.asarray(documents), prefix
 
 
-def by_calls(q, k, v, dout, documents, start):
+def by_calls(q, k, v, dout, documents, start, window=0):
     """Returns out, LSE, dq, dk, dv by the fused kernel's calls."""
     tags = Tags(jnp.arange(len(documents), dtype=jnp.int32), documents)
     queries = Tags(*(x[start:] for x in tags))
-    prefix, mask = Prefix(k, v, ()), Mask(queries, tags, find_spans(queries.documents, documents, start, False))
+    spans = find_spans(queries.documents, documents, start, False, window)
+    prefix, mask = Prefix(k, v, ()), Mask(queries, tags, spans, window)
     out, lse = flash.forward(q, prefix, mask)
     zeros = Gradients(*(jnp.zeros(x.shape, accumulator(x.dtype)) for x in (k, v)))
     dq, grads = flash.backward(q, prefix, mask, Cotangent(dout, lse, out), zeros)
     return out, lse, dq, *grads
 
 
-def plain(q, k, v, dout, documents, start):
+def plain(q, k, v, dout, documents, start, window=0):
     """Returns the same by one softmax and autodiff."""
     tags = Tags(jnp.arange(len(documents), dtype=jnp.int32), documents)
-    mask_TS = visible(Tags(*(x[start:] for x in tags)), tags)
+    mask_TS = visible(Tags(*(x[start:] for x in tags)), tags, window)
 
     def attend(q, k, v):
         s = jnp.einsum("tnh,nsh->nts", q, jnp.repeat(k, HEADS // KV_HEADS, axis=0)) * HEAD_DIM**-0.5
@@ -84,11 +94,11 @@ def dirty(monkeypatch):
         rows = (jnp.arange(x.shape[1], dtype=jnp.int32) >= count).reshape(-1, *(1,) * (x.ndim - 2))
         return jnp.where(rows, jnp.nan, x)
 
-    def dirty_forward(given, *, causal):
-        return tuple(soil(x, given.num_queries) for x in forward(given, causal=causal))
+    def dirty_forward(given, **how):
+        return tuple(soil(x, given.num_queries) for x in forward(given, **how))
 
-    def dirty_backward(given, results, *, causal):
-        grads = backward(given, results, causal=causal)
+    def dirty_backward(given, results, **how):
+        grads = backward(given, results, **how)
         counts = given.num_queries, given.num_keys, given.num_keys
         return tuple(soil(x, count) for x, count in zip(grads, counts, strict=True))
 
@@ -103,13 +113,22 @@ def dirty(monkeypatch):
 def test_hard_patterns_are_plain_attention(name, dtype, dirty, monkeypatch, request):
     if dtype == "float64":
         request.getfixturevalue("x64")
-    pattern = PATTERNS[name]
-    monkeypatch.setattr(flash, "MAX_TILE", pattern[4])
+    monkeypatch.setattr(flash, "MAX_TILE", PATTERNS[name][4])
+    assert_plain(PATTERNS[name], dtype)
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_bands_are_plain_attention_in_a_window(name, x64, dirty):
+    pattern, window = WINDOWS[name]
+    assert_plain(PATTERNS[pattern], "float64", window)
+
+
+def assert_plain(pattern, dtype, window=0):
     arrays = draw(pattern, dtype)
-    got, want = (jax.jit(f, static_argnums=5)(*arrays) for f in (by_calls, plain))
+    got, want = (jax.jit(f, static_argnums=(5, 6))(*arrays, window) for f in (by_calls, plain))
     lse, want_lse = np.asarray(got[1]), np.asarray(want[1])
     sees = np.isfinite(want_lse)
-    if pattern[3]:
+    if pattern[3] and not window:
         assert want_lse[sees].max() < -88.7
     np.testing.assert_array_equal(np.isneginf(lse), ~sees)
     np.testing.assert_allclose(lse[sees], want_lse[sees], rtol=TOLERANCE[dtype])
@@ -123,9 +142,9 @@ def test_the_backward_is_never_given_an_lse_of_minus_infinity(monkeypatch):
     """With scores masked by -inf before the LSE is taken from them, -inf less -inf is no number in a kernel."""
     given, backward = [], cudnn.backward
 
-    def record(operands, results, *, causal):
+    def record(operands, results, **how):
         jax.debug.callback(lambda *call: given.append(call), results, operands.num_queries)
-        return backward(operands, results, causal=causal)
+        return backward(operands, results, **how)
 
     monkeypatch.setattr(flash.cudnn, "backward", record)
     arrays = draw((24, 16, (30, 1, 4), 0.0, 0), "float32")  # 5 tokens of padding

@@ -93,10 +93,19 @@ def by_chunks(split, lengths, heads, kv_heads):
         (Split(1, 4, "q"), (16, 8, 16), 3, 3),
         (Split(2, 2, "kv"), (16, 12, 8), 4, 1),
         (Split(2, 3, "q"), (18, 12), 2, 2),
+        (Split(1, 1, "q", window=5), (10, 7, 13), 4, 2),
+        (Split(4, 1, "q", window=9), (16, 12, 8), 8, 2),
+        (Split(1, 3, "kv", window=3), (15, 9, 12), 2, 1),
+        (Split(1, 4, "q", window=20), (16, 8, 16), 3, 3),
+        (Split(2, 2, "kv", window=10), (16, 12, 8), 4, 1),
         (Split(1, 1, "q", "cudnn"), (10, 7, 13), 4, 2),
         (Split(4, 1, "q", "cudnn"), (16, 12, 8), 8, 2),
         (Split(1, 3, "kv", "cudnn"), (15, 9, 12), 2, 1),
         (Split(1, 4, "q", "cudnn"), (16, 8, 16), 3, 3),
+        (Split(2, 1, "q", "cudnn", 5), (10, 8, 14), 4, 2),
+        (Split(1, 4, "q", "cudnn", 12), (16, 8, 16), 3, 3),
+        (Split(1, 3, "kv", "cudnn", 6), (15, 9, 12), 2, 1),
+        (Split(2, 2, "kv", "cudnn", 4), (16, 12, 8), 4, 1),
         (Split(2, 2, "kv", "cudnn"), (16, 12, 8), 4, 1),
     ],
     ids=str,
@@ -128,7 +137,7 @@ def assert_plain_attention(split, step, heads, kv_heads, tags, shift=0.0):
     q, k, dout = q - shift, k + shift, jnp.where((documents[0] >= 0)[:, None, None], dout, 0.0)
 
     def plain(q, k, v):
-        return dense_attention(q[None], k[None], v[None], positions, documents)[0]
+        return dense_attention(q[None], k[None], v[None], positions, documents, window=split.window)[0]
 
     want_out, vjp = jax.vjp(plain, q, k, v)
     striped = [x.reshape(-1, seq, *x.shape[1:]) for x in (q, k, v, dout)]

@@ -25,20 +25,25 @@ def random_tags(rng, length):
     return np.array(documents[:length], np.int32), np.array(positions[:length], np.int32)
 
 
-def covered(spans, num_queries, num_keys):
+def covered(spans, num_queries, num_keys, window=None):
     mask = np.zeros((num_queries, num_keys), int)
     begin, keys = int(spans.past_begin), int(spans.past_keys)
     mask[: int(spans.past_queries), begin : begin + keys] += 1
     for d in range(int(spans.num_documents)):
         at, queries, begin, keys = (int(x[d]) for x in spans[4:])
         for i in range(queries):
-            mask[at + i, begin : begin + min(i + 1, keys)] += 1
+            first = max(0, i + 1 - window) if window else 0
+            assert first < keys or not keys, "a query of a call sees a key"
+            if at + i >= 0:
+                mask[at + i, begin + first : begin + min(i + 1, keys)] += 1
     return mask
 
 
 @pytest.mark.parametrize("members", [1, 2, 3, 5])
-def test_spans_are_the_mask(members):
-    rng, find = np.random.default_rng(members), jax.jit(find_spans)
+@pytest.mark.parametrize("window", [0, 1, 2, 3, 7, 100])
+def test_spans_are_the_mask(members, window):
+    """The window of so many keys of one member is one of so many times the members."""
+    rng, find = np.random.default_rng(members), jax.jit(find_spans, static_argnames="window")
     for _ in range(40):
         length, size = 12 * members, 4
         documents, positions = random_tags(rng, length)
@@ -48,9 +53,10 @@ def test_spans_are_the_mask(members):
         queries = Tags(*(x[start : start + size].copy() for x in stripes[me]))
         queries.documents[count:] = -1
         keys = Tags(*(np.pad(x, (0, size), constant_values=-1) for x in stripes[other]))
-        spans = find(queries.documents, keys.documents, jnp.int32(start), other > me)
-        want = np.asarray(visible(Tags(*map(jnp.asarray, queries)), Tags(*map(jnp.asarray, keys))))
-        np.testing.assert_array_equal(covered(spans, size, 12 + size), want.astype(int))
+        spans = find(queries.documents, keys.documents, jnp.int32(start), other > me, window=window)
+        want = visible(Tags(*map(jnp.asarray, queries)), Tags(*map(jnp.asarray, keys)), window * members)
+        np.testing.assert_array_equal(covered(spans, size, 12 + size, window), np.asarray(want).astype(int))
+        assert not window or int(spans.past_keys) == 0 <= int(spans.key_count.max()) <= size + window
 
 
 @pytest.mark.parametrize("members", [2, 4, 8])

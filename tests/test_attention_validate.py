@@ -37,6 +37,14 @@ def test_broken_rules_say_what_to_change(batch, key, where, value, message):
         check(batch)
 
 
+def test_only_bands_of_the_fused_kernel_want_each_position_of_a_document(batch):
+    check(batch, consecutive=True)
+    batch["positions"][0] *= 2
+    check(batch)
+    with pytest.raises(ValueError, match="positions must rise by one .*, got a larger step in sequence 0; number the"):
+        check(batch, consecutive=True)
+
+
 def test_missing_keys_and_wrong_shapes(batch):
     with pytest.raises(ValueError, match="'tokens' must have the plan's shape"):
         validate_batch(batch, vocab_size=20, num_sequences=2, sequence_length=31)

@@ -142,7 +142,7 @@ SETTINGS = [
     ("model.head_dim=7", "model.head_dim must be even"),
     ("model.kernel=cudnn", "use model.kernel=blockwise"),
     ("model.compute_dtype=float64", "set JAX_ENABLE_X64=1, or use float32"),
-    ("model.sliding_window=3", "set 0 to train with full attention"),
+    ("model.sliding_window=-1", "model.sliding_window must be at least 0"),
     ("model.rope.scaling=yarn", "set the length, e.g. to 8192"),
 ]
 

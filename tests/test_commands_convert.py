@@ -243,14 +243,17 @@ BROKEN_EXPERTS = {
         lambda f: edit(f, num_experts_per_tok=6),
         "model.experts.chosen must be at most 5, the experts that a token may use, got 6",
     ),
-    "dense layers": (lambda f: edit(f, mlp_only_layers=[0]), "mlp_only_layers must be [], because layers of several"),
+    "dense layers": (
+        lambda f: edit(f, mlp_only_layers=[0], intermediate_size=9),
+        "must have the tensor model.layers.0.mlp.gate_proj.weight, got none",
+    ),
     "every other layer": (
-        lambda f: edit(f, decoder_sparse_step=2),
-        "decoder_sparse_step must be 1, because layers of several kinds are not supported, got 2",
+        lambda f: edit(f, decoder_sparse_step=2, intermediate_size=9),
+        "must have the tensor model.layers.0.mlp.gate_proj.weight, got none",
     ),
     "dense layers first": (
         lambda f: edit(f, first_k_dense_replace=1),
-        "first_k_dense_replace must be 0, because layers of several kinds are not supported, got 1",
+        "first_k_dense_replace must be 0 in a qwen3_moe, got 1; name the dense layers in mlp_only_layers",
     ),
     "two counts": (lambda f: edit(f, num_local_experts=4), "num_experts and num_local_experts must be equal, got 5"),
     "no experts": (lambda f: edit(f, num_experts=0), "num_experts must be at least 1, got 0"),
@@ -273,7 +276,7 @@ BROKEN = {
     "no config.json": (lambda f: (f / "config.json").unlink(), "must be a local folder with config.json"),
     "another architecture": (
         lambda f: edit(f, model_type="gemma"),
-        "one of llama, mistral, qwen2, qwen3, qwen3_moe, got 'gemma'",
+        "one of llama, mistral, qwen2, qwen3, qwen3_moe, smollm3, got 'gemma'",
     ),
     "missing tensor": (
         lambda f: break_tensor(f, QUERY, lambda t, name: t.pop(name)),

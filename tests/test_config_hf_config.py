@@ -122,14 +122,15 @@ def test_experts_that_no_family_has_are_refused(changes, words):
         (dict(model_type="mistral"), 4096),  # the family's, where the key is left out
         (dict(model_type="qwen2", use_sliding_window=False, sliding_window=32768), 0),
         (dict(model_type="qwen2", use_sliding_window=True, sliding_window=64, max_window_layers=4), 0),
-        (dict(model_type="qwen3", head_dim=16, use_sliding_window=True, sliding_window=64, max_window_layers=3), 64),
-        (dict(model_type="qwen2", sliding_window=64, layer_types=["full_attention", "sliding_attention"] * 2), 64),
+        (dict(model_type="qwen3", head_dim=16, use_sliding_window=True, sliding_window=64, max_window_layers=0), 64),
+        (dict(model_type="qwen2", sliding_window=64, layer_types=["sliding_attention"] * 4), 64),
+        (dict(model_type="qwen2", sliding_window=64, layer_types=["full_attention"] * 4), 0),
         (dict(model_type="llama", sliding_window=64), 0),
         ({**MOE, "use_sliding_window": True, "sliding_window": 64}, 64),
         ({**MOE, "use_sliding_window": False, "sliding_window": 64}, 0),
     ],
 )
-def test_the_sliding_window_is_what_layers_use(changes, window):
+def test_the_sliding_window_is_that_of_all_layers(changes, window):
     model = ModelConfig(**shape_from_hf({**SMALL, "architectures": None, **changes}))
     assert model.sliding_window == window
     content = shape_to_hf(model, like={}, length=0, dtype="float32")
@@ -137,9 +138,24 @@ def test_the_sliding_window_is_what_layers_use(changes, window):
 
 
 @pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        (dict(model_type="qwen3", head_dim=16, use_sliding_window=True, sliding_window=64, max_window_layers=3), 1),
+        (dict(model_type="qwen2", sliding_window=64, layer_types=["full_attention", "sliding_attention"] * 2), 2),
+    ],
+)
+def test_a_window_of_some_layers_is_refused(changes, count):
+    with pytest.raises(ValueError, match=f"or none, got {count} of 4 layers with a window of 64; choose another model"):
+        shape_from_hf({**SMALL, "architectures": None, **changes})
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(model_type="gpt2"), "model_type must be one of llama, mistral, qwen2, qwen3, qwen3_moe, got 'gpt2'"),
+        (
+            dict(model_type="gpt2"),
+            "model_type must be one of llama, mistral, qwen2, qwen3, qwen3_moe, smollm3, got 'gpt2'",
+        ),
         (dict(model_type=None), "model_type must be one of"),
         (dict(architectures=["LlamaForSequenceClassification"]), "must be a language model (LlamaForCausalLM), got"),
         (dict(attention_bias=True), "attention_bias must be false, got True"),
@@ -295,14 +311,13 @@ def test_a_run_from_before_there_were_experts_loads_without_its_folder(path, fol
     assert load_config(path).model.experts.count == 0
 
 
-def test_a_window_shorter_than_the_sequence_must_be_lifted(path, folder):
+def test_a_window_is_that_of_the_folder_until_it_is_lifted(path, folder):
     (folder / "config.json").write_text(
         json.dumps({**SMALL, "model_type": "mistral", "architectures": None, "sliding_window": 1024})
     )
-    with pytest.raises(ConfigError, match="model.sliding_window must be at least sequence.length = 4096, .* got 1024"):
-        load_config(path, [f"model=hf:{folder}"])
+    model = load_config(path, [f"model=hf:{folder}"]).model
+    assert (model.sliding_window, model.window_within(4096), model.window_within(1024)) == (1024, 1024, 0)
     assert load_config(path, [f"model=hf:{folder}", "model.sliding_window=0"]).model.sliding_window == 0
-    assert load_config(path, [f"model=hf:{folder}", "sequence.length=1024"]).model.sliding_window == 1024
 
 
 def test_planning_for_a_hugging_face_model_imports_no_jax(path, folder):

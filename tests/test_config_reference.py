@@ -22,7 +22,7 @@ SMALL = {
 }
 # "1 to 10", "0 (none) to 10", or "at least 1" unless it holds in some cases only.
 RANGE = re.compile(r"\b(\d[\de]*)(?: \([^)]*\))? to (\d[\de]*)|at least (\d+)(?! for)")
-OTHER_RANGE = re.compile(r"above 0|any number|must be 0|a divisor of|up to|0 \(none\) to|at least")
+OTHER_RANGE = re.compile(r"above 0|any number|must be 0|a divisor of|up to|0 \(none\) to|at least|, as `model\.")
 
 
 def numeric_keys():

@@ -57,6 +57,14 @@ def test_pairs_in_whole_blocks(start, tokens, pairs):
     assert block_pairs(start, tokens, 512) == pairs
 
 
+@pytest.mark.parametrize("start, tokens, window", [(0, 64, 8), (64, 32, 8), (40, 24, 1), (40, 24, 17), (48, 16, 999)])
+def test_pairs_in_whole_blocks_of_a_window(start, tokens, window):
+    """Each block of queries computes the blocks of keys that any of its queries attends to."""
+    rows = [range(row, row + 8) for row in range(start, start + tokens, 8)]
+    visited = [{key // 8 for row in block for key in range(max(0, row - window + 1), row + 1)} for block in rows]
+    assert block_pairs(start, tokens, 8, window) == 8 * 8 * sum(map(len, visited))
+
+
 def test_the_block_is_the_kernels():
     assert BLOCK == blockwise.BLOCK_Q == blockwise.BLOCK_K
     assert PROFILE.attention_block == BLOCK and PROFILE.attention_backward == 2.0

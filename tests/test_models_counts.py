@@ -80,6 +80,22 @@ def test_causal_pairs_of_chunks_add_up():
     assert sum(chunk_pairs(start, 10) for start in range(0, 100, 10)) == chunk_pairs(0, 100)
 
 
+def test_pairs_in_a_window_are_those_of_its_tokens():
+    """Token i attends to min(i + 1, 30) tokens; as without a window, half of the diagonal counts."""
+    for start, tokens in ((0, 10), (0, 100), (20, 5), (20, 50), (60, 7)):
+        pairs = sum(min(i + 1, 30) for i in range(start, start + tokens))
+        growing = max(0, min(30, start + tokens) - start)
+        assert chunk_pairs(start, tokens, 30) == pairs - growing / 2
+    assert chunk_pairs(5, 20, 0) == chunk_pairs(5, 20) == chunk_pairs(5, 20, 25)
+
+
+def test_a_window_leaves_the_flops_of_the_tokens_that_it_holds():
+    windowed, at_all = replace(MODEL, sliding_window=64), 3 * MODEL.num_layers * LAYER.pair_flops
+    assert flops_per_token(windowed, 64) == flops_per_token(MODEL, 64)
+    lost = flops_per_token(MODEL, 256) - flops_per_token(windowed, 256)
+    assert lost == at_all * (256 / 2 - chunk_pairs(0, 256, 64) / 256)
+
+
 def test_flops_of_a_token_are_those_of_a_known_model():
     """Llama 3 8B: 6.98e9 parameters in matrices of layers, 0.525e9 in the head; 32 layers of 32 heads of 128."""
     llama = ModelConfig(

@@ -32,7 +32,7 @@ logging.getLogger("torch").setLevel(logging.ERROR)
 
 # One worker makes the models that all of these look at.
 pytestmark = pytest.mark.xdist_group("models_hf")
-HAS_ROUTERS = {"qwen3-moe": dict(output_router_logits=True)}
+HAS_ROUTERS = dict.fromkeys(("qwen3-moe", "qwen3-moe-mixed"), dict(output_router_logits=True))
 LENGTH = 48  # beyond the 16 tokens that the scaled ones were "trained" on
 
 
@@ -194,19 +194,19 @@ def test_what_does_not_fit_the_weights_is_refused_before_any_is_read(sharded, mo
         from_hf(sharded)
 
 
-def test_a_window_in_use_is_told_of(tmp_path):
+def test_a_window_is_exported(tmp_path):
     make_model("mistral", sliding_window=16).save_pretrained(tmp_path / "window")
-    with pytest.warns(
-        UserWarning, match="the attention of this model spans 16 tokens, and attention here spans the whole sequence"
-    ):
-        model = from_hf(tmp_path / "window")
-    to_hf(model, tmp_path / "out")
+    to_hf(from_hf(tmp_path / "window"), tmp_path / "out")
     assert transformers.AutoConfig.from_pretrained(tmp_path / "out").sliding_window == 16
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [(dict(mlp="gelu"), "model.mlp=swiglu, got gelu"), (dict(qkv_bias=True, qk_norm=True), "got both")],
+    [
+        (dict(mlp="gelu"), "model.mlp=swiglu, got gelu"),
+        (dict(qkv_bias=True, qk_norm=True), "got both"),
+        (dict(sinks=True), "model.sinks=false, got true"),
+    ],
 )
 def test_a_model_that_no_family_has_is_refused(tmp_path, changes, words):
     config = ModelConfig(vocab_size=8, hidden_size=8, num_layers=1, num_heads=1, mlp_size=8, **changes)

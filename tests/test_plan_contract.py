@@ -27,6 +27,7 @@ from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.costs import Recompute, StageShape, cost_model
 from sppo_jax.predict.stash_bytes import token_bytes
 from sppo_jax.program.fold import unfold
+from sppo_jax.program.ring import AttentionShape, Ring
 from sppo_jax.program.stash import slot_bytes, stash_classes
 from sppo_jax.schedule.waiting import waiting_room
 from sppo_jax.search.evaluate import costs_of, shape_of_plan
@@ -188,7 +189,9 @@ def nbytes(tree) -> int:
 
 
 @cache
-def sent_bytes(kind: str, passes: str, members: int, tokens: int, bound: int, heads, kv_heads, dim, dtype, kernel):
+def sent_bytes(
+    kind: str, passes: str, members: int, tokens: int, bound: int, heads, kv_heads, dim, dtype, kernel, window=0
+):
     """Returns the bytes that one layer's attention sends on the ring, read from its jaxpr."""
     room = max(bound, tokens)
     q, k = jnp.zeros((tokens, heads, dim), dtype), jnp.zeros((kv_heads, room, dim), dtype)
@@ -196,7 +199,8 @@ def sent_bytes(kind: str, passes: str, members: int, tokens: int, bound: int, he
     tags = [Tags(*(jnp.zeros((members, size), jnp.int32),) * 2) for size in (tokens, room)]
 
     def run(q, k, lse):
-        masks = ring.ring_tags(*tags, jnp.int32(0), kernel=kernel, passes=passes, bound=bound or None)
+        how = dict(kernel=kernel, passes=passes, window=window)
+        masks = ring.ring_tags(*tags, jnp.int32(0), bound=bound or None, **how)
         if kind == "F":
             return ring.forward(q, Prefix(k, k, ()), masks, passes=passes)
         cotangent = Cotangent(q, lse, q if kernel == "cudnn" else lse)
@@ -276,6 +280,25 @@ def test_ring_bytes_are_those_charged(plans, cheap_attention):
                 seen[kind, which, plan.kernel] += 1
         assert charged == sent, plan.describe()
     assert len(seen) == 8 and min(seen.values()) > 50
+
+
+@pytest.mark.parametrize("kind", ["F", "B"])
+def test_ring_bytes_grow_with_the_window_and_not_with_the_prefix(cheap_attention, kind):
+    """Of a member 8 queries and the keys that their windows reach travel, 8 + window / 4, or all of a short prefix."""
+    heads = dict(num_heads=4, num_kv_heads=2, head_dim=8, itemsize=2)
+    found = {}
+    for window in (32, 128, 8192):
+        shape = AttentionShape(**heads, window=window // 4)
+        planned = Ring(members=4, ulysses=1, length=4096, asked="kv", kernel="cudnn", shape=shape)
+        charged = planned.forward_bytes if kind == "F" else planned.backward_bytes
+        for reach in (64, 1024, 4096):
+            bound = planned.bound(reach)
+            sent = sent_bytes(kind, "kv", 4, 8, bound, 4, 2, 8, np.dtype(jnp.bfloat16), "cudnn", window)
+            assert charged("kv", 8, bound) == sent
+            found[window, reach] = sent
+    assert found[32, 64] == found[32, 1024] == found[32, 4096]
+    assert found[128, 1024] == found[128, 4096] and found[128, 4096] * 16 == found[32, 4096] * 40
+    assert found[8192, 4096] == 4 * found[8192, 1024] == 64 * found[8192, 64]
 
 
 def exchanged_bytes(kind: str, members: int, recompute: bool, dtype, kernel: str) -> float:

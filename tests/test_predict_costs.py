@@ -26,11 +26,11 @@ LAYER = layer_costs(MODEL)
 
 
 def costs(pipe=1, seq=1, *, data=1, ring=1, layers=2, linear=True, attention=False, size=2, **given) -> CostModel:
-    reach = given.pop("recompute_reach", math.inf)
+    reach, model = given.pop("recompute_reach", math.inf), replace(MODEL, sliding_window=given.pop("window", 0))
     asked = {"kernel": "cudnn", "ring_pass": "auto"}
     asked = {name: given.pop(name, value) for name, value in asked.items()}
     return cost_model(
-        MODEL,
+        model,
         make_cluster(replace(PLAIN, **given), data * pipe * seq),
         StageShape(
             mesh=MeshShape(data=data, pipe=pipe, seq=seq),
@@ -55,6 +55,17 @@ def test_units_compute_their_flops_and_padding_in_linear_layers_alone():
     assert of_table(Unit("B", 0, 1, 0), TickShape(8, 24)) == backward
     padded = of_table(Unit("F", 0, 1, 0), TickShape(16, 24)) - model.seconds("F", 16, 8)
     assert padded == 2 * LAYER.linear_flops * 2
+
+
+def test_a_window_charges_its_pairs_at_half_of_the_rate_and_its_keys_alone():
+    given = dict(attention=True, hbm_bytes_s=1.0)
+    whole, windowed = costs(**given), costs(**given, window=64)
+    assert windowed.pair_s("F") == 2 * whole.pair_s("F")
+    assert windowed.compute_s("F", 0, 64) - whole.compute_s("F", 0, 64) == whole.pair_s("F") * 64 * 64 / 2
+    per_key, _ = whole.memory_bytes("F", again=False)
+    pairs = windowed.pair_s("F") * 8 * 64 - whole.pair_s("F") * chunk_pairs(4096, 8)
+    change = windowed.compute_s("F", 4096, 8) - whole.compute_s("F", 4096, 8)
+    assert change == pytest.approx(pairs - per_key * (4096 - 64))
 
 
 @pytest.mark.parametrize(("linear", "attention"), [(False, False), (True, False), (True, True)])

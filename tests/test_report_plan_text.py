@@ -49,6 +49,15 @@ def test_the_report_says_what_one_asks():
         assert word in text
 
 
+def test_a_window_within_a_sequence_is_named_and_its_rate_is_called_a_guess():
+    def rows(window):
+        text = brief_text(small_figures(model={**MODEL, "sliding_window": window}))
+        return [line for line in text.splitlines() if line.startswith("  window ")]
+
+    assert "128 tokens; attention is charged at 50% of the rate of kernel cudnn, which is" in rows(128)[0]
+    assert not rows(0) and not rows(10**7)
+
+
 def test_a_model_with_experts_says_how_many_parameters_and_where_experts_are():
     model = {**MODEL, "experts": {"count": 8, "chosen": 2, "size": 2048}}
     lines = brief_text(small_figures(model=model)).splitlines()

@@ -16,6 +16,11 @@ CASES = {
         dict(num_layers=6, pipe=4),
         "mesh.pipe must divide model.num_layers=6, got mesh.pipe=4; use 3 ",
     ),
+    "_kinds_of_groups": (
+        dict(kinds=("a", "b", "b") * 4, pipe=3, interleave=2),
+        "mesh.pipe * schedule.interleave must divide the layers into equal patterns of model.layers, got 6 parts; use "
+        "1 or 2 or 4, or another pattern",
+    ),
     "_layers_of_groups": (
         dict(num_layers=4, pipe=4, schedule="breadth-first"),
         "schedule breadth-first must have at least 2 layers per stage, got 4 layers on 4 stages",
@@ -42,6 +47,14 @@ CASES = {
         "sequence.ulysses=3 must divide mesh.seq, got mesh.seq=8; use one of [1, 2, 4, 8]",
     ),
     "_heads": (dict(kind="ulysses", seq=8, num_heads=12), "mesh.seq must divide model.num_heads=12 for ulysses"),
+    "_window": (
+        dict(window=30, seq=8, ulysses=2),
+        "model.sliding_window must be a multiple of the 4 devices on the ring, got 30; use 28 or 32, ",
+    ),
+    "_kernel_of_window": (
+        dict(window=32, groups="flex", kernel="cudnn"),
+        "must have model.kernel=blockwise where sequence.groups=flex, got model.kernel=cudnn; change it, or use ",
+    ),
     "_wave": (
         dict(sequences=12, wave=5),
         "schedule.wave=5 must divide the sequences of a pipeline, got 12; use 4 or 6, ",
@@ -95,7 +108,7 @@ def test_a_rule_names_what_must_hold_what_was_found_and_what_to_change(name):
 
 
 # Facts without which a rule is broken all the same.
-NOT_NEEDED = {"_one_group_at_a_time": ("schedule",)}
+NOT_NEEDED = {"_one_group_at_a_time": ("schedule",), "_kinds_of_groups": ("interleave",)}
 
 
 @pytest.mark.parametrize("name", CASES)

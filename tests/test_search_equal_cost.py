@@ -41,7 +41,7 @@ def seconds_of(lengths, seconds):
 def test_the_seconds_are_those_of_the_cost_model(start, tokens):
     for kernel in ("cudnn", "blockwise"):
         model = costs(kernel=kernel)
-        found, wave = chunk_seconds(model, LENGTH, 32), model.wave_tokens
+        found, wave = chunk_seconds(model, LENGTH, 32), model.wave_tokens(model.attention[0])
         assert bool(wave) == (kernel == "cudnn") == bool(found.forward)
         want = sum(model.seconds(kind, start, tokens) for kind in "FB")
         assert found.of(start + tokens, tokens) == pytest.approx(want, rel=1e-9)

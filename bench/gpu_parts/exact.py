@@ -42,6 +42,8 @@ PATTERNS = {
     "most rows see nothing, LSE of -inf": (4096, 1024, {"documents": (4096, 65)}),
     "no prefix": (0, 1024, {}),
     "many merges": (4096, 1024, {"tile": 512}),
+    "packed documents in a window": (4096, 1024, {"documents": (1500, 1, 2000, 700, 1, 64, 512), "window": 200}),
+    "a window longer than the chunk": (4096, 1024, {"window": 2048}),
 }
 TINY_PATTERNS = {
     "packed documents": (32, 24, {"documents": (20, 1, 27), "shift": 0.0}),
@@ -49,6 +51,7 @@ TINY_PATTERNS = {
     "a last document of one token, LSE below -88.7": (32, 24, {"documents": (30, 25, 1), "shift": 5.0}),
     "most rows see nothing, LSE of -inf": (32, 24, {"documents": (32, 10)}),
     "many merges": (32, 24, {"tile": 8}),
+    "packed documents in a window": (32, 24, {"documents": (20, 1, 27), "window": 7}),
 }
 # The kernel of most heads first; the other kernel is plain jnp, so one case takes a layout of each size.
 _LAYOUTS = {
@@ -101,9 +104,9 @@ def run(settings: dict, device: str, emit: Emit) -> None:
         return
     for heads, pattern, shape in _shapes(settings):
         arrays = _arrays(heads, shape)
-        start = shape[0]
-        right = _dense(jnp.float32, start)(*arrays)
-        plain = _dense(jnp.bfloat16, start)(*arrays)
+        start, window = shape[0], shape[2].get("window", 0)
+        right = _dense(jnp.float32, start, window)(*arrays)
+        plain = _dense(jnp.bfloat16, start, window)(*arrays)
         bounds = {name: _error(name, plain[name], right) for name in NAMES}
         for kernel in settings["kernels"]:
             got = _by_kernel(target, kernel, shape)(*arrays)
@@ -154,13 +157,12 @@ def _positions(documents_S: jax.Array) -> jax.Array:
 def _by_kernel(target: Target, kernel: str, shape: tuple) -> Callable:
     """Return the executor's own attention, forward and backward, jitted; the keys of a past tile may be forced."""
     prefix, chunk, special = shape
-    return _attention(target, kernel, prefix, chunk, special.get("tile", flash.MAX_TILE))
+    split = Split(1, 1, "q", kernel, special.get("window", 0))
+    return _attention(target, split, prefix, chunk, special.get("tile", flash.MAX_TILE))
 
 
 @functools.lru_cache  # patterns of one shape share a program
-def _attention(target: Target, kernel: str, prefix: int, chunk: int, tile: int) -> Callable:
-    split = Split(1, 1, "q", kernel)
-
+def _attention(target: Target, split: Split, prefix: int, chunk: int, tile: int) -> Callable:
     def attend(q_TNH, k_SKH, v_SKH, dout_TNH, documents_S):
         keys = sequence.member_tags(_positions(documents_S), documents_S, split, chunk)
         tags = sequence.chunk_tags(keys, jnp.int32(prefix), jnp.int32(chunk), chunk, split, bound=None)
@@ -184,12 +186,12 @@ def _attention(target: Target, kernel: str, prefix: int, chunk: int, tile: int) 
 
 
 @functools.lru_cache
-def _dense(dtype, start: int) -> Callable:
+def _dense(dtype, start: int, window: int) -> Callable:
     """Return plain attention by einsum and autodiff, every product in `dtype`."""
 
     def attend(q_TNH, k_SKH, v_SKH, dout_TNH, documents_S):
         positions_S = _positions(documents_S)
-        mask_TS = visible(Tags(positions_S[start:], documents_S[start:]), Tags(positions_S, documents_S))
+        mask_TS = visible(Tags(positions_S[start:], documents_S[start:]), Tags(positions_S, documents_S), window)
         groups = q_TNH.shape[1] // k_SKH.shape[1]
 
         def forward(q_TNH, k_SKH, v_SKH):

@@ -26,9 +26,9 @@ def block_sizes(num_queries: int, num_keys: int) -> tuple[int, int]:
     return min(BLOCK_Q, num_queries), min(BLOCK_K, num_keys)
 
 
-def find_blocks(queries: Tags, keys: Tags) -> BlockRange:
+def find_blocks(queries: Tags, keys: Tags, window: int = 0) -> BlockRange:
     """Returns the key blocks that each block of queries may attend to."""
-    return block_range(queries, keys, *block_sizes(queries.documents.shape[0], keys.documents.shape[0]))
+    return block_range(queries, keys, *block_sizes(queries.documents.shape[0], keys.documents.shape[0]), window)
 
 
 def _start(block, num_keys: int, block_k: int):
@@ -41,10 +41,10 @@ def _read(buffer, index, start, block_k):
     return buffers.read(buffer, (*index, 0, start), (num_heads, block_k, head_dim))
 
 
-def _block_mask(q_tags, k_tags, block, start, block_k):
-    rows = [buffers.read(x, (start,), (block_k,)) for x in k_tags]
+def _block_mask(q_tags, mask: Mask, block, start, block_k):
+    rows = [buffers.read(x, (start,), (block_k,)) for x in mask.keys]
     fresh = start + jnp.arange(block_k, dtype=jnp.int32) >= block * block_k  # not seen by the block before
-    return visible(q_tags, Tags(*rows)) & fresh[None]
+    return visible(q_tags, Tags(*rows), mask.window) & fresh[None]
 
 
 def _query_blocks(x_TNH, num_kv_heads: int, block_q: int):
@@ -100,7 +100,7 @@ def forward(q_TNH: jax.Array, prefix: Prefix, mask: Mask) -> tuple[jax.Array, ja
         def key_block(block, carry):
             top_KGQ, sum_KGQ, out_KGQH = carry
             start = _start(block, num_keys, block_k)
-            mask_QC = _block_mask(tags, mask.keys, block, start, block_k)
+            mask_QC = _block_mask(tags, mask, block, start, block_k)
             s = _scores(q_KMH, _read(prefix.k, prefix.index, start, block_k), mask_QC, scale, acc)
             top = jnp.maximum(top_KGQ, s.max(-1))
             safe = jnp.where(top == -jnp.inf, 0, top)
@@ -150,7 +150,7 @@ def backward(
             dq_KMH, dk, dv = carry
             start = _start(block, num_keys, block_k)
             k_KCH, v_KCH = (_read(x, prefix.index, start, block_k) for x in (prefix.k, prefix.v))
-            s = _scores(q_KMH, k_KCH, _block_mask(tags, mask.keys, block, start, block_k), scale, acc)
+            s = _scores(q_KMH, k_KCH, _block_mask(tags, mask, block, start, block_k), scale, acc)
             p = jnp.exp(s - lse)
             dp = jnp.einsum("kmh,kch->kmc", dout_KMH, v_KCH, preferred_element_type=acc).reshape(s.shape)
             ds = (p * (dp - delta) * scale).astype(q_KMH.dtype).reshape(num_kv_heads, -1, block_k)

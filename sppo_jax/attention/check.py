@@ -70,17 +70,22 @@ PATTERNS = {
     "lengths % 128 = 64 and low scores": Pattern((192, 1088), (192, 192), LOW_SCORE),
     "one query and low scores": Pattern((1, 1), (1, 1), LOW_SCORE),
 }
-_CALLS = {"rectangle": False, "causal triangle": True}
+_CALLS = {"rectangle": dict(causal=False), "causal triangle": dict(causal=True)}
+# Keys that a query of the checked band sees: less than a tile, and more than one, of which the last is cut.
+WINDOWS = (24, 150)
 _TINY = 1e-30  # for what is zero
 _NAMES = ("out", "LSE", "dQ", "dK", "dV")
 
 
-def find_difference(heads: Heads, dtype, *, kernel: Kernel = FUSED, device: jax.Device | None = None) -> str | None:
+def find_difference(
+    heads: Heads, dtype, *, has_window: bool = False, kernel: Kernel = FUSED, device: jax.Device | None = None
+) -> str | None:
     """Compares each call of a kernel with plain attention.
 
     Args:
         heads: of the calls.
         dtype: of queries, keys and values.
+        has_window: whether the calls are those of attention with a window.
         kernel: what to check.
         device: where; the default device if None.
 
@@ -90,11 +95,11 @@ def find_difference(heads: Heads, dtype, *, kernel: Kernel = FUSED, device: jax.
     on_gpu = device is not None and device.platform in ("gpu", "cuda")
     options = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if on_gpu else None  # compile quickly
     with jax.default_device(device), jax.default_matmul_precision("highest"):
-        for call, causal in _CALLS.items():
-            compare = jax.jit(partial(_compare, kernel, causal), compiler_options=options)
+        for call, how in _calls(has_window).items():
+            compare = jax.jit(partial(_compare, kernel, how), compiler_options=options)
             for name, pattern in PATTERNS.items():
                 arrays = _draw(heads, dtype, pattern.score)
-                lengths = pattern.triangle if causal else pattern.rectangle
+                lengths = pattern.triangle if how["causal"] else pattern.rectangle
                 judged = jax.device_get(compare(arrays, tuple(map(np.int32, lengths))))
                 for result, (element, distance) in zip(_NAMES, judged, strict=True):
                     if not (element <= 1 and distance <= 1):  # also if one is no number
@@ -102,6 +107,12 @@ def find_difference(heads: Heads, dtype, *, kernel: Kernel = FUSED, device: jax.
                         off = "that is no number" if np.isnan(times) else f"off by {times:.3g} times what rounding does"
                         return f"{result} of the {call} {off} ({heads}, {name})"
     return None
+
+
+def _calls(has_window: bool) -> dict[str, dict]:
+    if not has_window:
+        return _CALLS
+    return {f"band of {window} keys": dict(causal=True, window=window) for window in WINDOWS}
 
 
 def _draw(heads: Heads, dtype, score: float) -> list[jax.Array]:
@@ -116,12 +127,12 @@ def _draw(heads: Heads, dtype, score: float) -> list[jax.Array]:
     return [*arrays, *(jnp.asarray(rng.normal(size=size), jnp.float32) for size in (of_queries, of_queries[:2]))]
 
 
-def _compare(kernel: Kernel, causal: bool, arrays, lengths):
+def _compare(kernel: Kernel, how: dict, arrays, lengths):
     """Returns of each result the largest error of an element, and its distance, both over what is allowed.
 
     Args:
         kernel: what to check.
-        causal: whether its queries see the keys up to their own.
+        how: whether its queries see the keys up to their own, and how many of these.
         arrays: what `_draw` returns.
         lengths: queries and keys of the call.
     """
@@ -129,14 +140,12 @@ def _compare(kernel: Kernel, causal: bool, arrays, lengths):
     num_queries, num_keys = lengths
     given = Operands(q_NTH, k_KSH, v_KSH, num_queries, num_keys)
     wide = Operands(*(x.astype(jnp.float32) for x in given[:3]), num_queries, num_keys)
-    right_out, right_lse = PLAIN.forward(wide, causal=causal)
+    right_out, right_lse = PLAIN.forward(wide, **how)
     results = _global_results(right_out, right_lse, more_NTH, more_NT, dout_NTH, num_queries)
     wide_results = Results(*(x.astype(jnp.float32) for x in results))
-    right = (right_out, right_lse, *PLAIN.backward(wide, wide_results, causal=causal))
-    bounds = _bounds(wide, wide_results, right_out, causal)
-    got, plain = (
-        (*each.forward(given, causal=causal), *each.backward(given, results, causal=causal)) for each in (kernel, PLAIN)
-    )
+    right = (right_out, right_lse, *PLAIN.backward(wide, wide_results, **how))
+    bounds = _bounds(wide, wide_results, right_out, how)
+    got, plain = ((*each.forward(given, **how), *each.backward(given, results, **how)) for each in (kernel, PLAIN))
     counts = (num_queries, num_queries, num_queries, num_keys, num_keys)
     unit = float(jnp.finfo(q_NTH.dtype).eps) / 2
     return [
@@ -160,15 +169,15 @@ def _global_results(out_NTH, lse_NT, more_NTH, more_NT, dout_NTH, num_queries) -
     return Results(out, lse, dout)
 
 
-def _bounds(wide: Operands, results: Results, out_NTH, causal: bool) -> tuple[jax.Array, ...]:
+def _bounds(wide: Operands, results: Results, out_NTH, how: dict) -> tuple[jax.Array, ...]:
     """Returns the sums of the sizes of all terms of each result: what a rounding of every term is relative to."""
-    p, ds = (jnp.abs(x) for x in cudnn.shares(wide, results, causal=causal))
+    p, ds = (jnp.abs(x) for x in cudnn.shares(wide, results, **how))
     q, dout, out = (jnp.abs(cudnn.asked_rows(wide, x)) for x in (wide.q_NTH, results.dout_NTH, results.out_NTH))
     k, v = jnp.abs(wide.k_KSH), jnp.abs(wide.v_KSH)
     # A gradient of a score is a difference of two sums, in float32.
     sums = jnp.einsum("kgth,ksh->kgts", dout, v) + jnp.sum(out * dout, axis=-1, keepdims=True)
     ds = ds + p * sums * wide.q_NTH.shape[-1] ** -0.5 * 2**-10
-    own = PLAIN.forward(wide._replace(v_KSH=v), causal=causal)[0]
+    own = PLAIN.forward(wide._replace(v_KSH=v), **how)[0]
     dq = jnp.einsum("kgts,ksh->kgth", ds, k).reshape(out_NTH.shape)
     return own, jnp.zeros(()), dq, jnp.einsum("kgts,kgth->ksh", ds, q), jnp.einsum("kgts,kgth->ksh", p, dout)
 

@@ -48,50 +48,54 @@ class Results(NamedTuple):
     dout_NTH: jax.Array
 
 
-def forward(operands: Operands, *, causal: bool) -> tuple[jax.Array, jax.Array]:
+def forward(operands: Operands, *, causal: bool, window: int = 0) -> tuple[jax.Array, jax.Array]:
     """Attends from the queries to the keys.
 
     Args:
         operands: queries, keys and values.
         causal: whether query t sees only the keys up to t; else every query sees all keys.
+        window: how many of the keys up to t query t sees, the last ones; 0: all.
 
     Returns:
         out_NTH in the dtype of q and lse_NT in at least float32; rows from `num_queries` on hold anything, also NaN.
     """
-    return _where_supported(_fused_forward, plain_forward, (operands,), causal)
+    return _where_supported(_fused_forward, plain_forward, (operands,), causal, window)
 
 
-def backward(operands: Operands, results: Results, *, causal: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+def backward(
+    operands: Operands, results: Results, *, causal: bool, window: int = 0
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Differentiates `forward`.
 
     Args:
-        operands, causal: as given to `forward`.
+        operands, causal, window: as given to `forward`.
         results: of the forward over all keys.
 
     Returns:
         dq_NTH, dk_KSH, dv_KSH in the dtype of q; rows beyond `num_queries` and `num_keys` hold anything, also NaN.
     """
-    return _where_supported(_fused_backward, plain_backward, (operands, results), causal)
+    return _where_supported(_fused_backward, plain_backward, (operands, results), causal, window)
 
 
-def _where_supported(fused, plain, arguments: tuple, causal: bool):
+def _where_supported(fused, plain, arguments: tuple, causal: bool, window: int):
     """Calls cuDNN on NVIDIA GPUs if cuDNN takes the operands; else the plain function."""
-    fused, plain = partial(fused, causal=causal), partial(plain, causal=causal)
+    fused, plain = (partial(each, causal=causal, window=window) for each in (fused, plain))
     q_NTH = arguments[0].q_NTH
     if not supports(q_NTH.dtype, q_NTH.shape[-1]):
         return plain(*arguments)
     return lax.platform_dependent(*arguments, cuda=fused, default=plain)
 
 
-def _fused_forward(operands: Operands, *, causal: bool):
-    return compat.cudnn_forward(operands, causal=causal, scale=operands.q_NTH.shape[-1] ** -0.5)
+def _fused_forward(operands: Operands, *, causal: bool, window: int):
+    return compat.cudnn_forward(operands, causal=causal, window=window, scale=operands.q_NTH.shape[-1] ** -0.5)
 
 
-def _fused_backward(operands: Operands, results: Results, *, causal: bool):
-    return compat.cudnn_backward(operands, results, causal=causal, scale=operands.q_NTH.shape[-1] ** -0.5)
+def _fused_backward(operands: Operands, results: Results, *, causal: bool, window: int):
+    scale = operands.q_NTH.shape[-1] ** -0.5
+    return compat.cudnn_backward(operands, results, causal=causal, window=window, scale=scale)
 
 
-def _scores(q_NTH, k_KSH, num_keys, causal):
+def _scores(q_NTH, k_KSH, num_keys, causal, window=0):
     """Returns scaled scores [K, G, T, S] in at least float32, -inf where masked."""
     num_heads, num_queries, head_dim = q_NTH.shape
     q = q_NTH.reshape(k_KSH.shape[0], -1, num_queries, head_dim)
@@ -101,24 +105,26 @@ def _scores(q_NTH, k_KSH, num_keys, causal):
     mask_TS = jnp.broadcast_to(keys < num_keys, s.shape[2:])
     if causal:
         mask_TS = mask_TS & (keys <= jnp.arange(num_queries, dtype=jnp.int32)[:, None])
+    if window:
+        mask_TS = mask_TS & (keys > jnp.arange(num_queries, dtype=jnp.int32)[:, None] - window)
     return jnp.where(mask_TS, s, -jnp.inf)
 
 
-def plain_forward(operands: Operands, *, causal: bool):
+def plain_forward(operands: Operands, *, causal: bool, window: int = 0):
     """Computes what `forward` computes, in plain jnp."""
     q_NTH, k_KSH, v_KSH, _, num_keys = operands
-    s = _scores(q_NTH, k_KSH, num_keys, causal)
+    s = _scores(q_NTH, k_KSH, num_keys, causal, window)
     lse = jax.nn.logsumexp(s, axis=-1)
     p = jnp.exp(s - lse[..., None]).astype(v_KSH.dtype)
     out = jnp.einsum("kgts,ksh->kgth", p, v_KSH, preferred_element_type=s.dtype)
     return out.reshape(q_NTH.shape).astype(q_NTH.dtype), lse.reshape(q_NTH.shape[:2])
 
 
-def plain_backward(operands: Operands, results: Results, *, causal: bool):
+def plain_backward(operands: Operands, results: Results, *, causal: bool, window: int = 0):
     """Computes what `backward` computes, in plain jnp."""
     q_NTH, k_KSH, dtype = operands.q_NTH, operands.k_KSH, operands.q_NTH.dtype
     q, dout = asked_rows(operands, q_NTH), asked_rows(operands, results.dout_NTH)
-    p, ds = (x.astype(dtype) for x in shares(operands, results, causal=causal))
+    p, ds = (x.astype(dtype) for x in shares(operands, results, causal=causal, window=window))
     acc = accumulator(dtype)
     dq = jnp.einsum("kgts,ksh->kgth", ds, k_KSH, preferred_element_type=acc).reshape(q_NTH.shape)
     dk = jnp.einsum("kgts,kgth->ksh", ds, q, preferred_element_type=acc)
@@ -126,12 +132,12 @@ def plain_backward(operands: Operands, results: Results, *, causal: bool):
     return dq.astype(dtype), dk.astype(dtype), dv.astype(dtype)
 
 
-def shares(operands: Operands, results: Results, *, causal: bool) -> tuple[jax.Array, jax.Array]:
+def shares(operands: Operands, results: Results, *, causal: bool, window: int = 0) -> tuple[jax.Array, jax.Array]:
     """Returns each key's share in a query and the gradient of its scaled score, [K, G, T, S], at least float32.
 
     Rows from `num_queries` on are zero: sums over rows run over all, where a fused kernel skips these.
     """
-    s = _scores(operands.q_NTH, operands.k_KSH, operands.num_keys, causal)
+    s = _scores(operands.q_NTH, operands.k_KSH, operands.num_keys, causal, window)
     asked = (jnp.arange(s.shape[2], dtype=jnp.int32) < operands.num_queries)[:, None]
     out, dout = asked_rows(operands, results.out_NTH), asked_rows(operands, results.dout_NTH)
     lse = jnp.where(asked[:, 0], results.lse_NT, jnp.inf).reshape(*s.shape[:3], 1)

@@ -1,4 +1,4 @@
-"""A chunk's attention to its prefix by a fused kernel: rectangles and triangles (see `spans`), merged by their LSE.
+"""A chunk's attention to its prefix by a fused kernel: rectangles, triangles, bands (see `spans`), merged by their LSE.
 
 Same contract as `blockwise`: keys and values are read tile by tile out of a larger buffer, the backward takes the
 GLOBAL output and LSE and adds into the prefix's gradient buffers, and nothing is seen by autodiff.
@@ -51,7 +51,7 @@ class _Piece(NamedTuple):
     """Queries and keys of one kernel call: a tile of the past, which is a rectangle, or a document, a triangle.
 
     `num_queries` query rows begin at row `at`; `num_keys` keys begin at `begin` of the buffer and lie in a tile of
-    `size` keys.
+    `size` keys. A band, which is a document with a window, may begin before row 0: `at` is negative.
     """
 
     at: jax.Array | int
@@ -60,6 +60,7 @@ class _Piece(NamedTuple):
     num_keys: jax.Array
     size: int
     causal: bool
+    window: int = 0
 
     def lengths(self) -> tuple[jax.Array, jax.Array]:
         """Returns both counts, at least 1: the kernel takes no empty operand."""
@@ -72,28 +73,37 @@ def _past_piece(spans: Spans, step, tile: int) -> _Piece:
     return _Piece(0, spans.past_queries, begin, jnp.minimum(left, tile), tile, causal=False)
 
 
-def _document_piece(spans: Spans, number, size: int) -> _Piece:
+def _document_piece(spans: Spans, number, size: int, window: int) -> _Piece:
     at, queries, begin, keys = (
         x[number] for x in (spans.query_begin, spans.query_count, spans.key_begin, spans.key_count)
     )
-    return _Piece(at, queries, begin, keys, size, causal=True)
+    return _Piece(at, queries, begin, keys, size, causal=True, window=window)
 
 
-def _for_each_piece(spans: Spans, sizes: tuple[int, int], past, document, state):
+def _for_each_piece(mask: Mask, sizes: tuple[int, int], past, document, state):
     """Calls `past(piece, state)` for each tile of the past, then `document(piece, state)` for each document.
 
     Args:
-        spans: what the queries see.
+        mask: has the spans of what the queries see; with a window there is no past besides the documents' bands.
         sizes: keys in a tile of the past, and in the tile of a document.
         past, document: return the next state.
         state: the first state.
     """
-    tile, size = sizes
-    steps = -(-spans.past_keys // tile)
-    state = lax.fori_loop(0, steps, lambda step, state: past(_past_piece(spans, step, tile), state), state)
+    (tile, size), spans, window = sizes, mask.meets, mask.window
+    if not window:
+        steps = -(-spans.past_keys // tile)
+        state = lax.fori_loop(0, steps, lambda step, state: past(_past_piece(spans, step, tile), state), state)
     return lax.fori_loop(
-        0, spans.num_documents, lambda number, state: document(_document_piece(spans, number, size), state), state
+        0,
+        spans.num_documents,
+        lambda number, state: document(_document_piece(spans, number, size, window), state),
+        state,
     )
+
+
+def _with_room(x: jax.Array, window: int) -> jax.Array:
+    """Adds rows of zeros (dim 1) for the queries of a band that are none: they change no gradient."""
+    return jnp.pad(x, [(0, window if dim == 1 else 0) for dim in range(x.ndim)]) if window else x
 
 
 def forward(q_TNH: jax.Array, prefix: Prefix, mask: Mask) -> tuple[jax.Array, jax.Array]:
@@ -108,25 +118,31 @@ def forward(q_TNH: jax.Array, prefix: Prefix, mask: Mask) -> tuple[jax.Array, ja
         out_TNH and lse_TN, both in at least float32; zeros and -inf for a query that sees nothing.
     """
     q_NTH, acc = q_TNH.swapaxes(0, 1), accumulator(q_TNH.dtype)
+    num_queries = q_NTH.shape[1]
 
     def add(piece: _Piece, q, state):
         place = _Tile(prefix.k.shape, prefix.index, piece.begin, piece.size)
         k, v = place.read(prefix.k), place.read(prefix.v)
-        out, lse = cudnn.forward(cudnn.Operands(q, k, v, *piece.lengths()), causal=piece.causal)
+        operands = cudnn.Operands(q, k, v, *piece.lengths())
+        out, lse = cudnn.forward(operands, causal=piece.causal, window=piece.window)
         count = jnp.where(piece.num_keys > 0, piece.num_queries, 0)
         inside = jnp.arange(q.shape[1], dtype=jnp.int32) < count
         lse = jnp.where(inside, lse, -jnp.inf)
         out = shift_rows(_rows(out, count), piece.at, 1).astype(acc)
-        return merge(*state, out, shift_rows(lse, piece.at, 1, -jnp.inf))
+        lse = shift_rows(lse, piece.at, 1, -jnp.inf)
+        if piece.window:
+            out, lse = out[:, :num_queries], lse[:, :num_queries]
+        return merge(*state, out, lse)
 
     def past(piece, state):
         return add(piece, q_NTH, state)
 
     def document(piece, state):
-        return add(piece, shift_rows(q_NTH, -piece.at, 1), state)
+        return add(piece, shift_rows(with_room, -piece.at, 1), state)
 
+    with_room = _with_room(q_NTH, mask.window)
     state = (jnp.zeros(q_NTH.shape, acc), jnp.full(q_NTH.shape[:2], -jnp.inf, acc))
-    out_NTH, lse_NT = _for_each_piece(mask.meets, _tile_sizes(q_TNH, prefix), past, document, state)
+    out_NTH, lse_NT = _for_each_piece(mask, _tile_sizes(q_TNH, prefix, mask.window), past, document, state)
     return out_NTH.swapaxes(0, 1), lse_NT.T
 
 
@@ -156,27 +172,32 @@ def backward(
         q, *results = rows
         lengths = piece.lengths()
         operands = cudnn.Operands(q, read.read(prefix.k), read.read(prefix.v), *lengths)
-        more_q, more_k, more_v = cudnn.backward(operands, cudnn.Results(*results), causal=piece.causal)
+        how = dict(causal=piece.causal, window=piece.window)
+        more_q, more_k, more_v = cudnn.backward(operands, cudnn.Results(*results), **how)
         some = (piece.num_queries > 0) & (piece.num_keys > 0)
         num_queries, num_keys = (jnp.where(some, count, 0) for count in (piece.num_queries, piece.num_keys))
         write = _Tile(dk.shape, prefix.grads_at, piece.begin, piece.size)
         dk = write.add(dk, _rows(more_k, num_keys).astype(acc))
         dv = write.add(dv, _rows(more_v, num_keys).astype(acc))
-        return dq_NTH + shift_rows(_rows(more_q, num_queries), piece.at, 1).astype(acc), dk, dv
+        more_q = shift_rows(_rows(more_q, num_queries), piece.at, 1)
+        if piece.window:
+            more_q = more_q[:, : dq_NTH.shape[1]]
+        return dq_NTH + more_q.astype(acc), dk, dv
 
     def past(piece, sums):
         return add(piece, rows, sums)
 
     def document(piece, sums):
-        return add(piece, [shift_rows(x, -piece.at, 1) for x in rows], sums)
+        return add(piece, [shift_rows(x, -piece.at, 1) for x in with_room], sums)
 
+    with_room = [_with_room(x, mask.window) for x in rows]
     sums = (jnp.zeros(rows[0].shape, acc), *gradients)
-    dq_NTH, *sums = _for_each_piece(mask.meets, _tile_sizes(q_TNH, prefix), past, document, sums)
+    dq_NTH, *sums = _for_each_piece(mask, _tile_sizes(q_TNH, prefix, mask.window), past, document, sums)
     return dq_NTH.swapaxes(0, 1), Gradients(*sums)
 
 
-def _tile_sizes(q_TNH: jax.Array, prefix: Prefix) -> tuple[int, int]:
-    """Returns the keys in a tile of the past, and in the tile of a document of the chunk."""
+def _tile_sizes(q_TNH: jax.Array, prefix: Prefix, window: int) -> tuple[int, int]:
+    """Returns the keys in a tile of the past, and in the tile of a document of the chunk, or of its band."""
     num_heads, num_keys, head_dim = prefix.k.shape[-3:]
     row_bytes = num_heads * head_dim * prefix.k.dtype.itemsize
-    return past_tile(num_keys, row_bytes, MAX_TILE), min(q_TNH.shape[0], num_keys)
+    return past_tile(num_keys, row_bytes, MAX_TILE), min(q_TNH.shape[0] + window, num_keys)

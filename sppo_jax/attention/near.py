@@ -13,6 +13,7 @@ U ulysses members, M = T * U.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -35,18 +36,20 @@ class NearTags(NamedTuple):
     """Tags of this member's queries [T] and of the keys in each slot [W, T], and where they meet.
 
     `meets` is a range of key blocks for the blockwise kernel or spans for the fused kernel, a row for each slot.
+    `window`: see `Mask`.
     """
 
     queries: Tags
     keys: Tags
     meets: BlockRange | Spans
+    window: int = 0
 
     def mask(self, slot) -> Mask:
         """Returns the mask of this member's queries and the keys in a slot."""
-        return Mask(self.queries, self.keys.take(slot), self.meets.take(slot))
+        return Mask(self.queries, self.keys.take(slot), self.meets.take(slot), self.window)
 
 
-def near_tags(chunk: Tags, length, num_ulysses: int, kernel: str) -> NearTags:
+def near_tags(chunk: Tags, length, num_ulysses: int, kernel: str, window: int = 0) -> NearTags:
     """Prepares the masks of a chunk once for all layers.
 
     Args:
@@ -54,6 +57,7 @@ def near_tags(chunk: Tags, length, num_ulysses: int, kernel: str) -> NearTags:
         length: tokens of the chunk on one member, at most T; the others become padding.
         num_ulysses: U.
         kernel: "blockwise" or "cudnn".
+        window: see `Mask`.
     """
     num_ring, size = chunk.documents.shape
     num_members, num_tokens = num_ring * num_ulysses, size // num_ulysses
@@ -63,8 +67,8 @@ def near_tags(chunk: Tags, length, num_ulysses: int, kernel: str) -> NearTags:
     me = lax.axis_index(AXES)
     queries = rows.take(me)
     keys = rows.take(me ^ jnp.arange(num_members // 2, dtype=jnp.int32))
-    find = find_team_spans if kernel == "cudnn" else find_blocks
-    return NearTags(queries, keys, jax.vmap(lambda own: find(queries, own))(keys))
+    find = find_team_spans if kernel == "cudnn" else partial(find_blocks, window=window)
+    return NearTags(queries, keys, jax.vmap(lambda own: find(queries, own))(keys), window)
 
 
 def _swap(x: jax.Array, level: int) -> jax.Array:

@@ -32,12 +32,14 @@ class Prefix(NamedTuple):
 class Mask(NamedTuple):
     """Which of S keys each of T queries sees: tags of both, and where queries and keys meet.
 
-    `meets` is a range of key blocks for the blockwise kernel and spans for the fused kernel.
+    `meets` is a range of key blocks for the blockwise kernel and spans for the fused kernel. `window`: how many
+    positions a query sees, its own among them, or with spans how many of a member's keys; 0: all before it.
     """
 
     queries: Tags
     keys: Tags
     meets: BlockRange | Spans
+    window: int = 0
 
 
 class Cotangent(NamedTuple):

@@ -20,6 +20,7 @@ from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
 from sppo_jax.attention.spans import Spans, find_spans
 from sppo_jax.attention.tags import BlockRange, Tags
 from sppo_jax.dtypes import accumulator
+from sppo_jax.program.ring import travelling_keys
 
 AXIS = "ring"
 
@@ -28,19 +29,23 @@ class RingTags(NamedTuple):
     """Tags of every member's queries [R, T] and keys [R, S], and where they meet at each hop.
 
     `meets` is a range of key blocks for the blockwise kernel or spans for the fused kernel. Its type selects the
-    kernel.
+    kernel. `window`: see `Mask`. `begin`: where keys travel, the first of a member's buffer that does, if not 0.
     """
 
     queries: Tags
     keys: Tags
     meets: BlockRange | Spans
+    window: int = 0
+    begin: jax.Array | int = 0
 
     @property
     def num_members(self) -> int:
         return self.queries.documents.shape[0]
 
 
-def ring_tags(queries: Tags, keys: Tags, start, *, kernel: str, passes: str, bound: int | None) -> RingTags:
+def ring_tags(
+    queries: Tags, keys: Tags, start, *, kernel: str, passes: str, bound: int | None, window: int = 0
+) -> RingTags:
     """Prepares the masks of a tick once for all layers.
 
     Args:
@@ -50,6 +55,7 @@ def ring_tags(queries: Tags, keys: Tags, start, *, kernel: str, passes: str, bou
         kernel: "blockwise" or "cudnn".
         passes: "kv" or "q".
         bound: with "kv", the number of keys of each member that travel; None for all.
+        window: see `Mask`.
 
     Returns:
         The tags and where they meet. At hop j these are own queries and the keys of member me - j with "kv", and own
@@ -59,15 +65,32 @@ def ring_tags(queries: Tags, keys: Tags, start, *, kernel: str, passes: str, bou
     if passes == "kv" and bound is not None:
         keys = jax.tree.map(lambda x: x[:, :bound], keys)
     me = lax.axis_index(AXIS) if num_members > 1 else 0
+    begin = 0
+    if kernel == "cudnn" and window:
+        window //= num_members  # of one member's keys
+        if passes == "kv" and num_members > 1:
+            keys, begin = _within(keys, start, travelling_keys(window, queries.documents.shape[1]), window)
+            start -= begin
 
     def pair(other):
         own_q, own_k = (me, other) if passes == "kv" else (other, me)
         if kernel == "cudnn":
-            return find_spans(queries.documents[own_q], keys.documents[own_k], start, own_k > own_q)
-        return find_blocks(queries.take(own_q), keys.take(own_k))
+            return find_spans(queries.documents[own_q], keys.documents[own_k], start, own_k > own_q, window)
+        return find_blocks(queries.take(own_q), keys.take(own_k), window)
 
     others = (me - jnp.arange(num_members, dtype=jnp.int32)) % num_members
-    return RingTags(queries, keys, jax.vmap(pair)(others))
+    return RingTags(queries, keys, jax.vmap(pair)(others), window, begin)
+
+
+def _within(keys: Tags, start, size: int, window: int) -> tuple[Tags, jax.Array]:
+    """Cuts out the keys that the windows of a chunk reach, and returns the first one's place.
+
+    Documents of the fused kernel have no holes: so many positions are no more tokens.
+    """
+    num_members, num_keys = keys.documents.shape
+    size = min(size, num_keys)
+    begin = jnp.clip(jnp.asarray(start, jnp.int32) - window, 0, num_keys - size)
+    return Tags(*(buffers.read(x, (0, begin), (num_members, size)) for x in keys)), begin
 
 
 def kernel_of(mask: Mask):
@@ -97,7 +120,7 @@ def forward(q_TNH: jax.Array, prefix: Prefix, tags: RingTags, *, passes: str) ->
         out_TNH and lse_TN over all keys of all members, at least float32.
     """
     if tags.num_members == 1:
-        mask = Mask(tags.queries.take(0), tags.keys.take(0), tags.meets.take(0))
+        mask = Mask(tags.queries.take(0), tags.keys.take(0), tags.meets.take(0), tags.window)
         return kernel_of(mask).forward(q_TNH, prefix, mask)
     hop = _forward_pass_kv if passes == "kv" else _forward_pass_q
     return hop(q_TNH, prefix, tags)
@@ -107,7 +130,12 @@ def _travelling_keys(prefix: Prefix, tags: RingTags):
     """Returns the keys and values that a member sends: of every head, as many as have tags."""
     num_heads, _, head_dim = prefix.k.shape[-3:]
     shape = (num_heads, tags.keys.documents.shape[1], head_dim)
-    return tuple(buffers.read(x, prefix.index, shape) for x in (prefix.k, prefix.v))
+    return tuple(buffers.read(x, (*prefix.index, *_place(tags)), shape) for x in (prefix.k, prefix.v))
+
+
+def _place(tags: RingTags) -> tuple:
+    """Returns the index of the keys that travel, behind the dims of sequence and layer: none where the first does."""
+    return (0, tags.begin) if isinstance(tags.begin, jax.Array) else ()
 
 
 def _empty(q_TNH):
@@ -119,7 +147,7 @@ def _forward_pass_kv(q_TNH, prefix: Prefix, tags: RingTags):
     num_members, own = tags.num_members, tags.queries.take(lax.axis_index(AXIS))
 
     def attend(hop, kv, state):
-        mask = Mask(own, tags.keys.take(_member(hop, num_members)), tags.meets.take(hop))
+        mask = Mask(own, tags.keys.take(_member(hop, num_members)), tags.meets.take(hop), tags.window)
         return merge(*state, *kernel_of(mask).forward(q_TNH, Prefix(*kv, ()), mask))
 
     def step(carry, hop):
@@ -136,7 +164,7 @@ def _forward_pass_q(q_TNH, prefix: Prefix, tags: RingTags):
     num_members, own = tags.num_members, tags.keys.take(lax.axis_index(AXIS))
 
     def attend(hop, q, state):
-        mask = Mask(tags.queries.take(_member(hop, num_members)), own, tags.meets.take(hop))
+        mask = Mask(tags.queries.take(_member(hop, num_members)), own, tags.meets.take(hop), tags.window)
         return merge(*state, *kernel_of(mask).forward(q, prefix, mask))
 
     def step(carry, hop):
@@ -162,7 +190,7 @@ def backward(
         dq_TNH (at least float32) and the two buffers.
     """
     if tags.num_members == 1:
-        mask = Mask(keys=tags.keys.take(0), queries=tags.queries.take(0), meets=tags.meets.take(0))
+        mask = Mask(keys=tags.keys.take(0), queries=tags.queries.take(0), meets=tags.meets.take(0), window=tags.window)
         return kernel_of(mask).backward(q_TNH, prefix, mask, cotangent, gradients)
     hop = _backward_pass_kv if passes == "kv" else _backward_pass_q
     return hop(q_TNH, prefix, tags, cotangent, gradients)
@@ -172,7 +200,7 @@ def _backward_pass_kv(q_TNH, prefix: Prefix, tags: RingTags, cotangent: Cotangen
     num_members, own = tags.num_members, tags.queries.take(lax.axis_index(AXIS))
 
     def differentiate(hop, kv, dkv, dq):
-        mask = Mask(own, tags.keys.take(_member(hop, num_members)), tags.meets.take(hop))
+        mask = Mask(own, tags.keys.take(_member(hop, num_members)), tags.meets.take(hop), tags.window)
         more, dkv = kernel_of(mask).backward(q_TNH, Prefix(*kv, ()), mask, cotangent, dkv)
         return dkv, dq + more
 
@@ -187,7 +215,7 @@ def _backward_pass_kv(q_TNH, prefix: Prefix, tags: RingTags, cotangent: Cotangen
     (kv, dkv, dq), _ = lax.scan(step, start, jnp.arange(num_members - 1, dtype=jnp.int32))
     dkv, dq = differentiate(num_members - 1, kv, dkv, dq)
     dkv = _send(dkv, num_members)  # home
-    where = (*prefix.grads_at, 0, 0)
+    where = (*prefix.grads_at, *(_place(tags) or (0, 0)))
     return dq, Gradients(*(buffers.add(buffer, where, x) for buffer, x in zip(gradients, dkv, strict=True)))
 
 
@@ -196,7 +224,7 @@ def _backward_pass_q(q_TNH, prefix: Prefix, tags: RingTags, cotangent: Cotangent
 
     def differentiate(hop, traveller, dq, gradients):
         q, seen = traveller
-        mask = Mask(tags.queries.take(_member(hop, num_members)), own, tags.meets.take(hop))
+        mask = Mask(tags.queries.take(_member(hop, num_members)), own, tags.meets.take(hop), tags.window)
         more, gradients = kernel_of(mask).backward(q, prefix, mask, seen, gradients)
         return dq + more, gradients
 

@@ -49,12 +49,16 @@ class Chunk(NamedTuple):
 
 
 class Split(NamedTuple):
-    """How `seq` is divided, what travels on the ring in this tick ("kv" or "q"), and the kernel on one device."""
+    """How `seq` is divided, what travels on the ring in this tick ("kv" or "q"), and the kernel on one device.
+
+    `window`: how many positions a query sees, its own among them; 0: all before it.
+    """
 
     ulysses: int
     ring: int
     passes: str
     kernel: str = "blockwise"
+    window: int = 0
 
 
 def cache_heads(num_kv_heads: int, num_members: int) -> int:
@@ -105,7 +109,8 @@ def chunk_tags(keys: Tags, start, length, size: int, split: Split, *, bound: int
     end = jnp.asarray(start + length, jnp.int32)
     written = jnp.arange(keys.documents.shape[1], dtype=jnp.int32) < end
     keys = Tags(keys.positions, jnp.where(written, keys.documents, -1))
-    return ring.ring_tags(queries, keys, start, kernel=split.kernel, passes=split.passes, bound=bound)
+    how = dict(kernel=split.kernel, passes=split.passes, window=split.window)
+    return ring.ring_tags(queries, keys, start, bound=bound, **how)
 
 
 def prefix_block(x_TKH: jax.Array, split: Split) -> jax.Array:

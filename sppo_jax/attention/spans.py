@@ -4,6 +4,11 @@ Documents do not decrease along a sequence and each document is contiguous. So o
 before the chunk, and its queries see all of these keys: a rectangle. Within the chunk every document is a triangle.
 On a ring, token t lies on member t mod R. Between two members a triangle is the same, or excludes its diagonal.
 
+With a window every document is a band: a triangle whose queries see their last keys alone. The band of the first
+document begins with the keys before the chunk that its first query sees, and with as many queries that are none, so
+that query i of the band still sees its keys up to i. On a ring whose R members divide the window, each pair of
+members has a band of window / R keys.
+
 Letters: T queries of a chunk on one ring member, S keys of a member's buffer.
 """
 
@@ -22,7 +27,8 @@ class Spans(NamedTuple):
 
     `past_*`: the first `past_queries` queries see `past_keys` keys from `past_begin` on. Document d of `num_documents`
     in the chunk has `query_count[d]` queries from `query_begin[d]` on and `key_count[d]` keys from `key_begin[d]` on;
-    its query i sees its keys 0..i. Query rows count from the chunk's start, keys count from the buffer's start.
+    its query i sees its keys 0..i, or the last of these that a window holds. Query rows count from the chunk's start,
+    where a band may begin before row 0; keys count from the buffer's start.
     """
 
     past_queries: jax.Array
@@ -46,7 +52,7 @@ def shift_rows(x: jax.Array, by, dim: int, fill=0) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(jnp.pad(x, padding, constant_values=fill), size - by, size, dim)
 
 
-def find_spans(query_documents_T: jax.Array, key_documents_S: jax.Array, start, later) -> Spans:
+def find_spans(query_documents_T: jax.Array, key_documents_S: jax.Array, start, later, window: int = 0) -> Spans:
     """Finds the spans of one ring member's queries and a member's keys, its own or another's.
 
     Args:
@@ -54,6 +60,7 @@ def find_spans(query_documents_T: jax.Array, key_documents_S: jax.Array, start, 
         key_documents_S: document of each key of the buffer.
         start: where the chunk starts in a member's tokens.
         later: whether the keys' member comes after the queries' on the ring.
+        window: of the keys of one member so many are seen at most; 0: all.
     """
     num_queries, num_keys = query_documents_T.shape[0], key_documents_S.shape[0]
     start = jnp.asarray(start, jnp.int32)
@@ -73,7 +80,7 @@ def find_spans(query_documents_T: jax.Array, key_documents_S: jax.Array, start, 
 
     first = (key_documents_S == documents[0]) & (jnp.arange(num_keys, dtype=jnp.int32) < start)
     past_keys = first.sum(dtype=jnp.int32)  # they end where the chunk starts, because a document is contiguous
-    return Spans(
+    spans = Spans(
         past_queries=jnp.where(past_keys > 0, query_count[0], 0),
         past_begin=start - past_keys,
         past_keys=past_keys,
@@ -82,6 +89,29 @@ def find_spans(query_documents_T: jax.Array, key_documents_S: jax.Array, start, 
         query_count=query_count - strict,
         key_begin=start + key_begin,
         key_count=key_count,
+    )
+    return _with_band(spans, jnp.asarray(later, jnp.int32), window) if window else spans
+
+
+def _with_band(spans: Spans, later: jax.Array, window: int) -> Spans:
+    """Puts the past that a window holds before the first document, in place of the rectangle."""
+    past = jnp.minimum(spans.past_keys, window - 1 + later)
+    nothing = jnp.zeros((), jnp.int32)
+
+    def first(values, value):
+        return values.at[0].set(jnp.where(past > 0, value, values[0]))
+
+    end = spans.query_begin[0] + spans.query_count[0]  # the last query is the same, with or without the past
+    start = spans.past_begin + spans.past_keys
+    return Spans(
+        past_queries=nothing,
+        past_begin=nothing,
+        past_keys=nothing,
+        num_documents=spans.num_documents,
+        query_begin=first(spans.query_begin, later - past),
+        query_count=first(spans.query_count, end - later + past),
+        key_begin=first(spans.key_begin, start - past),
+        key_count=first(spans.key_count, spans.key_count[0] + past),
     )
 
 

@@ -33,10 +33,12 @@ class BlockRange(NamedTuple):
         return BlockRange(self.first[index], self.last[index])
 
 
-def visible(q_tags: Tags, kv_tags: Tags) -> jax.Array:
-    """Returns mask_TS: same document, not padding, and not in the future."""
+def visible(q_tags: Tags, kv_tags: Tags, window: int = 0) -> jax.Array:
+    """Returns mask_TS: same document, no padding, not in the future, and among the last `window` positions (0: all)."""
     same = q_tags.documents[:, None] == kv_tags.documents[None, :]
     past = q_tags.positions[:, None] >= kv_tags.positions[None, :]
+    if window:
+        past = past & (q_tags.positions[:, None] - kv_tags.positions[None, :] < window)
     return same & past & (q_tags.documents >= 0)[:, None]
 
 
@@ -47,8 +49,8 @@ def _blocks(tags: Tags, size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     return documents, positions, documents >= 0
 
 
-def block_range(q_tags: Tags, kv_tags: Tags, block_q: int, block_k: int) -> BlockRange:
-    """Finds the key blocks that share a document with, and do not lie wholly after, each query block.
+def block_range(q_tags: Tags, kv_tags: Tags, block_q: int, block_k: int, window: int = 0) -> BlockRange:
+    """Finds the key blocks that share a document with, and do not lie wholly after or too far before, each query block.
 
     Depends on the batch contract: documents do not decrease along a sequence and positions increase within a document.
     So (document, position) orders the tokens, and each query block needs one contiguous run of key blocks.
@@ -58,6 +60,7 @@ def block_range(q_tags: Tags, kv_tags: Tags, block_q: int, block_k: int) -> Bloc
         kv_tags: tags of S keys, in sequence order.
         block_q: queries in a block.
         block_k: keys in a block.
+        window: how many positions a query sees, its own among them; 0: all before it.
 
     Returns:
         Ranges of shape [Q]; empty (0, 0) where a query block sees nothing.
@@ -71,6 +74,10 @@ def block_range(q_tags: Tags, kv_tags: Tags, block_q: int, block_k: int) -> Bloc
     overlap = (k_low[None] <= q_high[:, None]) & (k_high[None] >= q_low[:, None])
     future = (k_low[None] == q_high[:, None]) & (k_first[None] > q_last[:, None])
     needed_QJ = overlap & ~future & (q_high >= 0)[:, None]
+    if window:
+        q_first = jnp.where(q_doc == q_low[:, None], q_pos, _FAR).min(1)
+        k_last = jnp.where(k_doc == k_high[:, None], k_pos, -1).max(1)
+        needed_QJ = needed_QJ & ~((k_high[None] == q_low[:, None]) & (q_first[:, None] - k_last[None] >= window))
     some = needed_QJ.any(1)
     first = jnp.where(some, jnp.argmax(needed_QJ, 1), 0)
     last = jnp.where(some, needed_QJ.shape[1] - jnp.argmax(needed_QJ[:, ::-1], 1), 0)

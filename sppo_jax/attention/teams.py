@@ -119,7 +119,7 @@ def chunk_teams(modes: Modes, own: tuple, all_of_tick: tuple, tags: tuple, split
 
     is_stream = modes.own_stream[own] == 1
     chunk, length = tags
-    masks = near.near_tags(chunk, jnp.where(is_stream, 0, length), split.ulysses, split.kernel)
+    masks = near.near_tags(chunk, jnp.where(is_stream, 0, length), split.ulysses, split.kernel, split.window)
     return Teams(is_stream, most(modes.stream), most(modes.level), masks)
 
 

@@ -12,7 +12,7 @@ def _require(ok: bool, rule: str, got: str, change: str) -> None:
         raise ValueError(f"batch: {rule}, got {got}; {change}")
 
 
-def _check_order(documents: np.ndarray, positions: np.ndarray, contiguous: bool) -> None:
+def _check_order(documents: np.ndarray, positions: np.ndarray, contiguous: bool, consecutive: bool) -> None:
     for row in range(documents.shape[0]):
         real = documents[row] >= 0
         if contiguous:
@@ -30,6 +30,12 @@ def _check_order(documents: np.ndarray, positions: np.ndarray, contiguous: bool)
             "positions must increase within a document",
             f"a repeated or smaller position in sequence {row}",
             "restart positions only where document_ids change",
+        )
+        _require(
+            not (consecutive and ((step == 0) & (np.diff(pos) > 1)).any()),
+            "positions must rise by one within a document for the fused attention kernel and a sliding window",
+            f"a larger step in sequence {row}",
+            "number the tokens of a document one by one, or use model.kernel=blockwise",
         )
 
 
@@ -75,6 +81,7 @@ def validate_batch(
     num_sequences: int,
     sequence_length: int,
     contiguous: bool = False,
+    consecutive: bool = False,
     natural: bool = True,
 ) -> None:
     """Checks shapes, ranges and the order of documents and positions, on which causal attention to a prefix depends.
@@ -86,6 +93,7 @@ def validate_batch(
         num_sequences: expected rows.
         sequence_length: expected columns, in tokens.
         contiguous: whether to refuse padding within a document.
+        consecutive: whether to refuse positions that are left out within a document.
         natural: whether documents must lie in natural order; with teams they have rules of their own.
 
     Raises:
@@ -104,4 +112,4 @@ def validate_batch(
     low = int(host["positions"].min())
     _require(low >= 0, "'positions' must not be negative", f"{low}", "count from 0")
     if natural:
-        _check_order(host["document_ids"], host["positions"], contiguous)
+        _check_order(host["document_ids"], host["positions"], contiguous, consecutive)

@@ -91,7 +91,7 @@ def _starting_config(folder: Path) -> Config:
     """Returns a config of the folder's model, for sequences of a length that the model was trained on."""
     model = {"hf": str(folder)}
     shape = config_from_dict({"model": model, "sequence": {"length": 1}, "train": {"steps": 1}}).model
-    length = min(known for known in (_LENGTH, shape.rope.original_length, shape.sliding_window) if known)
+    length = min(known for known in (_LENGTH, shape.rope.original_length) if known)
     return config_from_dict({"model": model, "sequence": {"length": length}, "train": {"steps": 1000}})
 
 

@@ -13,6 +13,11 @@ from sppo_jax.config.presets import apply_preset
 from sppo_jax.config.section import ConfigError
 from sppo_jax.paths import local_path
 
+# Settings of a section that runs from before do not have.
+_NEWER = {"fraction"}
+# Fields that the weights decide, and that a complete config may be without.
+_LAYERS = ("layers", "kinds")
+
 
 def expand_model(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Writes `model: hf:PATH` as a section of settings.
@@ -59,7 +64,9 @@ def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str,
         )
     rope, experts = settings.get("rope"), settings.get("experts")
     complete = (
-        isinstance(rope, Mapping) and rope_fields <= set(rope) and {*FREE_FIELDS, *WEIGHT_FIELDS} <= set(settings)
+        isinstance(rope, Mapping)
+        and rope_fields - _NEWER <= set(rope)
+        and {*FREE_FIELDS, *WEIGHT_FIELDS} <= set(settings)
     )
     # Runs from before there were experts have no such section.
     if complete and (experts is None or isinstance(experts, Mapping) and set(EXPERT_FIELDS) <= set(experts)):
@@ -69,7 +76,7 @@ def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str,
         base = read_shape(folder)
     except ValueError as error:
         raise ConfigError(f"model.hf: {error}") from error
-    _check_weight_fields("model.", WEIGHT_FIELDS, settings, base, folder)
+    _check_weight_fields("model.", (*WEIGHT_FIELDS, *_LAYERS), settings, base, folder)
     if isinstance(experts, Mapping):
         of_weights = {**{name: getattr(ExpertsConfig(), name) for name in EXPERT_FIELDS}, **base["experts"]}
         _check_weight_fields("model.experts.", EXPERT_FIELDS, experts, of_weights, folder)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sppo_jax.config.hf_experts import experts_from_hf
+from sppo_jax.config.hf_layers import layers_from_hf
 from sppo_jax.config.hf_rope import rope_from_hf
 from sppo_jax.files import parse_json
 
@@ -28,6 +29,8 @@ class Family:
         sliding_window: attention span in tokens if the key is left out; 0: the whole sequence.
         fused_experts: where one tensor holds the gates and ups of all experts of a layer, how they share a dim of the
             tensor; "" where the family has no experts.
+        tied_embeddings: whether the head is the embedding if the key is left out.
+        rope_theta: base of the rotation frequencies if the key is left out.
     """
 
     architecture: str
@@ -38,6 +41,8 @@ class Family:
     max_length: int
     sliding_window: int = 0
     fused_experts: Literal["", "halves", "interleaved"] = ""
+    tied_embeddings: bool = False
+    rope_theta: float = 10000.0
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -50,6 +55,9 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_moe": Family(
         architecture="Qwen3MoeForCausalLM", qk_norm=True, num_kv_heads=4, max_length=32768, sliding_window=4096,
         fused_experts="halves",
+    ),
+    "smollm3": Family(
+        architecture="SmolLM3ForCausalLM", num_kv_heads=4, max_length=32768, tied_embeddings=True, rope_theta=2e6
     ),
 }  # fmt: skip
 # Fields that the weights decide: a config may repeat them but not change them.
@@ -64,6 +72,7 @@ WEIGHT_FIELDS = (
     "mlp",
     "qk_norm",
     "qkv_bias",
+    "sinks",
     "tied_embeddings",
 )
 FREE_FIELDS = ("norm_eps", "sliding_window", "rope")
@@ -162,15 +171,18 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "num_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": config.get("head_dim") or family.head_dim or hidden // heads,
-        "mlp_size": 0 if family.fused_experts else config["intermediate_size"],
+        **(layers := layers_from_hf(config)),
+        # Of a model whose layers all have experts no layer has this size.
+        "mlp_size": 0 if family.fused_experts and not layers["kinds"] else config["intermediate_size"],
         "mlp": "swiglu",
         "experts": experts_from_hf(config) if family.fused_experts else {"count": 0},
         "qk_norm": family.qk_norm,
         "qkv_bias": family.qkv_bias,
-        "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "sinks": False,
+        "tied_embeddings": bool(config.get("tie_word_embeddings", family.tied_embeddings)),
         "norm_eps": config.get("rms_norm_eps", 1e-6),
         "sliding_window": _sliding_window(config, family),
-        "rope": rope_from_hf(config, _num_positions(config, family)),
+        "rope": rope_from_hf(config, _num_positions(config, family), family.rope_theta),
     }
 
 
@@ -209,7 +221,7 @@ def _check_representable(config: Mapping[str, Any]) -> None:
 
 
 def _sliding_window(config: Mapping[str, Any], family: Family) -> int:
-    """Returns the attention span in tokens of the layers with a sliding window; 0 if no layer has one."""
+    """Returns the attention span in tokens of all layers; 0: the whole sequence."""
     window = config.get("sliding_window", family.sliding_window) or 0
     if config["model_type"] == "llama":
         return 0
@@ -220,12 +232,20 @@ def _sliding_window(config: Mapping[str, Any], family: Family) -> int:
             raise ValueError(
                 f"layer_types must be full_attention or sliding_attention, got {unknown[0]!r}; choose another model"
             )
-        return window if "sliding_attention" in kinds else 0
+        return _of_all_layers(window, kinds.count("sliding_attention"), len(kinds))
     if config["model_type"] == "mistral":
         return window
     if config["model_type"] == "qwen3_moe":
         return window if config.get("use_sliding_window") else 0
-    slides = (
-        config.get("use_sliding_window", False) and config.get("max_window_layers", 28) < config["num_hidden_layers"]
-    )
-    return window if slides else 0
+    num_layers = config["num_hidden_layers"]
+    first = max(0, config.get("max_window_layers", 28)) if config.get("use_sliding_window", False) else num_layers
+    return _of_all_layers(window, max(0, num_layers - first), num_layers)
+
+
+def _of_all_layers(window: int, num_windowed: int, num_layers: int) -> int:
+    if window and 0 < num_windowed < num_layers:
+        raise ValueError(
+            f"all layers of a model must have a sliding window or none, got {num_windowed} of {num_layers} layers with "
+            f"a window of {window}; choose another model"
+        )
+    return window if num_windowed else 0

@@ -21,11 +21,8 @@ WEIGHT_FIELDS = (
     "expert_groups",
     "chosen_groups",
 )
-# Keys of a config.json that say which layers have experts, and what they say where all layers have some.
-_OTHER_LAYERS: Mapping[str, Any] = {"mlp_only_layers": [], "decoder_sparse_step": 1, "first_k_dense_replace": 0}
 # Keys that speak of experts; an export writes its own.
 KEYS = (
-    *_OTHER_LAYERS,
     "num_experts",
     "num_local_experts",
     "num_experts_per_tok",
@@ -41,15 +38,9 @@ def experts_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     """Maps the content of a config.json to `ExpertsConfig` fields.
 
     Raises:
-        ValueError: some layers have no experts, or two keys contradict each other.
+        ValueError: two keys contradict each other.
         KeyError: a size is missing, or whether weights are normalised, which transformers does not do by default.
     """
-    for key, plain in _OTHER_LAYERS.items():
-        if config.get(key) not in (None, plain):
-            raise ValueError(
-                f"{key} must be {plain}, because layers of several kinds are not supported, got {config[key]}; choose "
-                "a model whose layers all have experts"
-            )
     count = config["num_local_experts"] if "num_experts" not in config else config["num_experts"]
     if config.get("num_local_experts", count) != count:
         raise ValueError(
@@ -89,7 +80,6 @@ def experts_to_hf(experts: ExpertsConfig, like: Mapping[str, Any]) -> dict[str, 
             )
     balance = experts.balance if experts.balance_form == "model" else like.get("router_aux_loss_coef", _COEFFICIENT)
     return {
-        **{key: value for key, value in _OTHER_LAYERS.items() if key != "first_k_dense_replace"},
         "num_experts": experts.count,
         "num_experts_per_tok": experts.chosen,
         "moe_intermediate_size": experts.size,

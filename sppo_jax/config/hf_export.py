@@ -7,6 +7,7 @@ from typing import Any
 
 from sppo_jax.config.hf_config import FAMILIES
 from sppo_jax.config.hf_experts import KEYS, experts_to_hf
+from sppo_jax.config.hf_layers import KEYS as KEYS_OF_LAYERS
 from sppo_jax.config.hf_rope import rope_to_hf, scaled_length
 from sppo_jax.config.model import ModelConfig
 
@@ -25,7 +26,7 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
         ValueError: no family has such a model; the message names the setting.
     """
     experts = experts_to_hf(model.experts, like) if model.experts.count else {}
-    kind = _family_name(model, like.get("model_type"))
+    kind = _family_of_kinds(model) or _family_name(model, like.get("model_type"))
     kept = {key: value for key, value in like.items() if key not in _NOT_KEPT}
     max_length = max(scaled_length(model.rope), length, like.get("max_position_embeddings") or 0)
     config = kept | {
@@ -45,7 +46,10 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
         "torch_dtype": dtype,
         **rope_to_hf(model.rope),
         **experts,
+        **_layers_to_hf(model, kind),
     }
+    if kind == "qwen3_moe" and model.mlp_size:
+        config["intermediate_size"] = model.mlp_size
     if kind != "qwen2":
         config["attention_bias"] = False
     if kind == "llama":
@@ -60,9 +64,9 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
 # Keys of an imported config.json that are not copied: an export writes them, or they were true of that file alone.
 _NOT_KEPT = (
     *KEYS,
+    *KEYS_OF_LAYERS,
     "_name_or_path",
     "dtype",
-    "layer_types",
     "mlp_bias",
     "attention_bias",
     "max_window_layers",
@@ -82,6 +86,8 @@ def _family_name(model: ModelConfig, preferred: str | None) -> str:
         raise ValueError(
             f"a Hugging Face model must have model.mlp=swiglu, got {model.mlp}; export only models with swiglu"
         )
+    if model.sinks:
+        raise ValueError("a Hugging Face model must have model.sinks=false, got true; export only models without sinks")
     possible = [
         name
         for name, family in FAMILIES.items()
@@ -101,3 +107,46 @@ def _family_name(model: ModelConfig, preferred: str | None) -> str:
     if model.hidden_size % model.num_heads or model.sliding_window:
         possible = [name for name in possible if name != "llama"]
     return preferred if preferred in possible else possible[0]
+
+
+def _layers_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
+    """Writes the keys of a config.json that say which layer is of which kind.
+
+    Args:
+        model: the shape of the model.
+        family: its `model_type`.
+
+    Raises:
+        ValueError: the family has no such kinds; the message names them.
+    """
+    if family == "smollm3":
+        rotates = [int(model.of_kind(name).rope.fraction > 0) for name in model.kind_names]
+        return {"no_rope_layers": rotates}
+    if family == "qwen3_moe":
+        dense = [number for number, name in enumerate(model.kind_names) if not model.of_kind(name).experts.count]
+        return {"mlp_only_layers": dense, "decoder_sparse_step": 1}
+    return {}
+
+
+def _family_of_kinds(model: ModelConfig) -> str | None:
+    """Returns the family that has a model's kinds of layers; None where all layers are alike.
+
+    Raises:
+        ValueError: no family has them.
+    """
+    names = set(model.kind_names)
+    if len(names) == 1:
+        return None
+    changed = [model.kinds[name].replaced() for name in names if name in model.kinds]
+    if all(_is(kind, "rope", {"fraction": 0.0}) for kind in changed):
+        return "smollm3"
+    if all(_is(kind, "experts", {"count": 0}) for kind in changed) and model.experts.count:
+        return "qwen3_moe"
+    raise ValueError(
+        "a Hugging Face model must have kinds of layers that a family has (rope.fraction=0, or experts.count=0), got "
+        f"{', '.join(sorted(names))}; export only models with such kinds"
+    )
+
+
+def _is(kind: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> bool:
+    return set(kind) == {name} and dict(kind[name]) == settings

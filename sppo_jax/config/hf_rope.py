@@ -44,12 +44,13 @@ _USED = {
 }
 
 
-def rope_from_hf(config: Mapping[str, Any], max_length: int) -> dict[str, Any]:
+def rope_from_hf(config: Mapping[str, Any], max_length: int, theta: float = 10000.0) -> dict[str, Any]:
     """Reads the rotary settings of a config.json.
 
     Args:
         config: the content of the config.json.
         max_length: the `max_position_embeddings` of the config.json, in tokens.
+        theta: base of the frequencies if the key is left out.
 
     Returns:
         Every field of `RopeConfig`; `original_length` is `max_length` if the file gives no other length, so that a
@@ -67,7 +68,8 @@ def rope_from_hf(config: Mapping[str, Any], max_length: int) -> dict[str, Any]:
     scaling = _KINDS[kind]
     original = settings.get("original_max_position_embeddings")
     rope: dict[str, Any] = {
-        "theta": settings.get("rope_theta", 10000.0),
+        "theta": settings.get("rope_theta", theta),
+        "fraction": 1.0,
         "scaling": scaling,
         "factor": 1.0,
         "original_length": original if original and "original_length" in _USED[scaling] else max_length,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from sppo_jax.config.complete import complete_model
 from sppo_jax.config.experts import ExpertsConfig
+from sppo_jax.config.kinds import FULL, KindConfig, check_kinds, parse_layers
 from sppo_jax.config.rope import RopeConfig
-from sppo_jax.config.section import ConfigError, Section
+from sppo_jax.config.section import ConfigError, Section, build_section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +26,10 @@ class ModelConfig(Section):
             `model: hf:PATH` is short for this key; null: none.
         vocab_size: number of token ids; 1 to 10000000.
         hidden_size: elements of the hidden state of a token; 1 to 10000000.
-        num_layers: number of layers; 1 to 10000.
+        num_layers: number of layers; 1 to 10000; may be left out where `model.layers` names them.
+        layers: the kind of each layer, names with counts and brackets such as 10x(5xlocal,full),2xlocal, where "full"
+            is the model itself; null: all layers are alike.
+        kinds: for each other name in `model.layers` what its layers have in place of the model's settings.
         num_heads: query heads of a layer; 1 to 10000000, a multiple of `model.num_kv_heads`.
         num_kv_heads: heads of keys and values of a layer; a divisor of `model.num_heads`, or 0: `model.num_heads`.
         head_dim: elements of a head; an even number up to 10000000, or 0: `model.hidden_size / model.num_heads`.
@@ -36,8 +42,10 @@ class ModelConfig(Section):
         tied_embeddings: whether the output head is the embedding matrix; true or false.
         norm_eps: term that RMSNorm adds to the mean square; at least 0.
         rope: rotary position embedding.
-        sliding_window: reach of attention in the imported model, in tokens; at least `sequence.length`, because only
-            full attention is supported, or 0: the whole sequence.
+        sliding_window: number of tokens that a token attends to, itself and those before it in its document; at least
+            1, a multiple of the devices on the ring, or 0: all of them.
+        sinks: whether each query head has a sink, a learnt score that takes a share of attention and gives nothing;
+            true or false.
         compute_dtype: dtype of activations and matrix products; "auto": bfloat16 on accelerators, float32 on a CPU.
         kernel: attention kernel; "blockwise" runs on every device; "cudnn" needs a GPU, bfloat16, and a
             `model.head_dim` that is a multiple of 8 and at most 128; "auto": "cudnn" where these needs are met, else
@@ -54,6 +62,8 @@ class ModelConfig(Section):
     vocab_size: int
     hidden_size: int
     num_layers: int
+    layers: str | None = None
+    kinds: dict[str, KindConfig] = field(default_factory=dict, hash=False)
     num_heads: int
     num_kv_heads: int = 0
     head_dim: int = 0
@@ -66,6 +76,7 @@ class ModelConfig(Section):
     norm_eps: float = 1e-5
     rope: RopeConfig = field(default_factory=RopeConfig)
     sliding_window: int = 0
+    sinks: bool = False
     compute_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     kernel: Literal["auto", "blockwise", "cudnn"] = "auto"
     check_kernels: bool = True
@@ -74,7 +85,49 @@ class ModelConfig(Section):
 
     @classmethod
     def complete(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        return complete_model(settings, rope_fields={spec.name for spec in dataclasses.fields(RopeConfig)})
+        settings = complete_model(settings, rope_fields={spec.name for spec in dataclasses.fields(RopeConfig)})
+        pattern = settings.get("layers")
+        if isinstance(pattern, str) and "num_layers" not in settings:
+            settings = {**settings, "num_layers": len(parse_layers(pattern))}
+        return settings
+
+    @property
+    def kind_names(self) -> tuple[str, ...]:
+        """The kind of each layer."""
+        return parse_layers(self.layers) if self.layers else (FULL,) * self.num_layers
+
+    def of_kind(self, name: str) -> ModelConfig:
+        """Returns the model as if all its layers were of one kind."""
+        return _of_kind(self, name)
+
+    @property
+    def routed(self) -> ExpertsConfig:
+        """The experts of the layers that have some; those of all these layers are alike."""
+        found = (kind.experts for kind, _ in self.counts(self.num_layers) if kind.experts.count)
+        return next(found, self.experts)
+
+    @property
+    def shared_heads(self) -> tuple[int, int]:
+        """The query heads and the key-value heads that devices may divide: the gcd over all kinds of layers."""
+        kinds = [kind for kind, _ in self.counts(self.num_layers)]
+        return math.gcd(*(kind.num_heads for kind in kinds)), math.gcd(*(kind.num_kv_heads for kind in kinds))
+
+    def shared_window(self, length: int) -> int:
+        """Returns the window of which a ring must be a divisor: the gcd over all kinds of layers; 0 without one."""
+        return math.gcd(*(kind.window_within(length) for kind, _ in self.counts(self.num_layers)))
+
+    def counts(self, num_layers: int) -> list[tuple[ModelConfig, int]]:
+        """Returns the model of each kind, and how many of so many layers are of the kind: its share of all layers."""
+        if not self.layers:
+            return [(self, num_layers)]
+        names = self.kind_names
+        return [
+            (self.of_kind(name), num_layers * names.count(name) // self.num_layers) for name in dict.fromkeys(names)
+        ]
+
+    def window_within(self, length: int) -> int:
+        """Returns the tokens that a token of a sequence of `length` attends to; 0: all before it."""
+        return self.sliding_window if self.sliding_window < length else 0
 
     def _check(self) -> None:
         self._at_least(1, "vocab_size", "hidden_size", "num_layers", "num_heads")
@@ -101,6 +154,23 @@ class ModelConfig(Section):
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
         if self.head_dim % 2:
             raise ConfigError(f"model.head_dim must be even (rotary pairs), got {self.head_dim}; choose an even number")
+        self._check_kinds()
+
+    def _check_kinds(self) -> None:
+        if self.layers is None:
+            if self.kinds:
+                raise ConfigError(
+                    f"model.kinds must have model.layers, which says where they are, got {', '.join(self.kinds)} "
+                    "without; set model.layers, or remove model.kinds"
+                )
+            return
+        names = self.kind_names
+        check_kinds(names, self.kinds, self.num_layers)
+        for name in dict.fromkeys(names):
+            try:
+                self.of_kind(name)
+            except ConfigError as error:
+                raise ConfigError(f"model.kinds.{name}: {error}") from None
 
     def _complete_mlp(self) -> None:
         if self.mlp_size or self.experts.count and self.experts.size:
@@ -108,3 +178,12 @@ class ModelConfig(Section):
                 object.__setattr__(self, "experts", dataclasses.replace(self.experts, size=self.mlp_size))
             return
         raise ConfigError("model.mlp_size must be given, got none; add it to the config")
+
+
+@lru_cache(maxsize=256)
+def _of_kind(model: ModelConfig, name: str) -> ModelConfig:
+    given = model.kinds[name].replaced() if name in model.kinds else {}
+    for part in given.keys() & {"rope", "experts"}:
+        own = getattr(model, part)
+        given[part] = build_section(type(own), {**dataclasses.asdict(own), **given[part]}, f"model.{part}")
+    return dataclasses.replace(model, layers=None, kinds={}, **given)

@@ -12,6 +12,7 @@ class RopeConfig(Section):
 
     Args:
         theta: base of the rotation frequencies; at least 1.
+        fraction: share of a head's elements that are rotated, the first ones; from 0 to 1, where 0 is no rotation.
         scaling: rule that stretches the rotation: "linear" divides every frequency by `model.rope.factor`, "llama3" and
             "yarn" divide only the slow ones; "none": no scaling.
         factor: number by which frequencies are divided; at least 1.
@@ -29,6 +30,7 @@ class RopeConfig(Section):
 
     section: ClassVar[str] = "model.rope"
     theta: float = 10000.0
+    fraction: float = 1.0
     scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
     factor: float = 1.0
     original_length: int = 0
@@ -39,6 +41,8 @@ class RopeConfig(Section):
 
     def _check(self) -> None:
         self._at_least(1, "theta", "factor")
+        self._at_least(0, "fraction")
+        self._at_most(1, "fraction")
         if self.scaling in ("llama3", "yarn") and self.original_length < 1:
             raise ConfigError(
                 f"model.rope.original_length must be the length on which the model was trained, at least 1, where "

@@ -175,9 +175,7 @@ def _convert_one(value: Any, option: Any) -> Any:
 
 def _convert_item(value: Any, option: Any) -> Any:
     """Converts a value of a mapping, which may be of several types."""
-    if not _is_union(option):
-        return _convert_one(value, option)
-    for one in typing.get_args(option):
+    for one in typing.get_args(option) if _is_union(option) else (option,):
         if isinstance(one, type) and issubclass(one, Section):
             if isinstance(value, one | Mapping):
                 return value if isinstance(value, one) else build_section(one, value, one.section)

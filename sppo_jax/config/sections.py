@@ -418,11 +418,6 @@ class Config(Section):
                     f"sequence.{name} must be auto with schedule.table, which gives the chunk lengths, got "
                     f"{value if isinstance(value, str) else f'{value:g}'}; set sequence.{name}=auto"
                 )
-        if 0 < self.model.sliding_window < self.sequence.length:
-            raise ConfigError(
-                f"model.sliding_window must be at least sequence.length = {self.sequence.length}, or 0 for attention "
-                f"over the whole sequence, got {self.model.sliding_window}; set 0 to train with full attention"
-            )
         self._hold(Facts(ulysses=self.sequence.ulysses, seq=self.mesh.pinned.get("seq")))
         if self.optimizer.warmup_steps > self.train.steps:
             raise ConfigError(

@@ -72,7 +72,7 @@ def train_program(config: Config, plan: Plan, devices: Sequence, platform: str) 
     optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, config.train.steps), params)
     state = state_shapes(optimizer, storage.stored_shapes(plan, params, mesh), mesh)
     return TrainProgram(
-        step=make_train_step(step, optimizer, shardings_of(state), config.model.experts),
+        step=make_train_step(step, optimizer, shardings_of(state), config.model),
         optimizer=optimizer,
         state=state,
         batch=batch_shapes(plan, mesh),

@@ -115,7 +115,7 @@ def _pair_s(plan: Plan, costs: CostModel, kind: str) -> float:
 def _sent_s(plan: Plan, costs: CostModel, kind: str) -> list[float]:
     """Returns the seconds of what a slot of a team cell receives, over the layers of a unit, by level."""
     # A head sends nothing along `seq`.
-    elements = 2 * plan.model.get("num_kv_heads", costs.kv_heads) * costs.head_dim * costs.layers * (kind != "H")
+    elements = float(costs.layer.kv_elements * costs.layers) * (kind != "H")
     # Backward passes keys and values again, once more where it computes attention again, and float32 gradients back.
     passes, sums = (1, 0) if kind == "F" else (1 + costs.recompute.attention, _FLOAT32)
     size = elements * (passes * costs.compute_bytes + sums)

@@ -114,19 +114,23 @@ class Profile:
         return max((f for f in self.attention if f.prefix_tokens == longest), key=lambda figure: figure.flops_s)
 
 
-def block_pairs(start: float, tokens: float, block: float) -> float:
+def block_pairs(start: float, tokens: float, block: float, window: float = 0) -> float:
     """Returns the (query, key) pairs in the whole blocks that a causal chunk touches.
 
     Args:
         start: tokens of the sequence before the chunk.
         tokens: tokens of the chunk.
         block: tokens of a block of queries (or of the chunk, if it is shorter) and of a block of keys.
+        window: tokens that a token attends to; 0: all before it.
     """
     if not tokens:
         return 0.0
     rows = min(block, tokens)
-    ends = (min(start + (row + 1) * rows, start + tokens) for row in range(math.ceil(tokens / rows)))
-    return rows * sum(math.ceil(end / block) * block for end in ends)
+    begins = [start + row * rows for row in range(math.ceil(tokens / rows))]
+    pairs = rows * sum(math.ceil(min(begin + rows, start + tokens) / block) * block for begin in begins)
+    if not window:
+        return pairs
+    return pairs - rows * sum(max(0, begin - window + 1) // block * block for begin in begins)
 
 
 def write_profile(profile: Profile, path: Path) -> None:

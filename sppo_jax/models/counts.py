@@ -9,8 +9,10 @@ of an expert, E experts, S tokens of a sequence.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 from sppo_jax.config import ModelConfig
 
@@ -46,13 +48,15 @@ def expert_arrays(model: ModelConfig) -> list[tuple[int, ...]]:
 
 
 def layer_vectors(model: ModelConfig) -> list[tuple[int, ...]]:
-    """Returns the dims of a layer's norms and biases."""
+    """Returns the dims of a layer's norms, biases and sinks."""
     head, experts = model.head_dim, model.experts
     vectors: list[tuple[int, ...]] = [(model.hidden_size,)] * 2
     if model.qk_norm:
         vectors += [(head,)] * 2
     if model.qkv_bias:
         vectors += [(model.num_heads, head), *[(model.num_kv_heads, head)] * 2]
+    if model.sinks:
+        vectors.append((model.num_heads,))
     if experts.count and experts.bias:
         vectors += [(experts.count,), *_expert_biases(model)]
     if experts.count and experts.choice_bias:
@@ -73,8 +77,13 @@ def num_tables(model: ModelConfig) -> int:
 
 
 def layer_params(model: ModelConfig) -> int:
-    """Counts the parameters of one decoder layer."""
+    """Counts the parameters of one decoder layer, in a model whose layers are alike."""
     return sum(map(math.prod, (*layer_matrices(model), *layer_vectors(model))))
+
+
+def all_layers(model: ModelConfig) -> list[tuple[ModelConfig, int]]:
+    """Returns the model of each kind of layer, and its layers."""
+    return model.counts(model.num_layers)
 
 
 def vocabulary_params(model: ModelConfig) -> int:
@@ -84,35 +93,43 @@ def vocabulary_params(model: ModelConfig) -> int:
 
 def num_params(model: ModelConfig) -> int:
     """Counts all parameters of a decoder; a tied embedding counts once, and the final norm is among them."""
-    return model.num_layers * layer_params(model) + vocabulary_params(model) + model.hidden_size
+    layers = sum(count * layer_params(kind) for kind, count in all_layers(model))
+    return layers + vocabulary_params(model) + model.hidden_size
 
 
 def num_active_params(model: ModelConfig) -> int:
     """Counts the parameters that one token uses: all but those of experts to which it is not sent."""
+    return num_params(model) - sum(count * _idle_params(kind) for kind, count in all_layers(model))
+
+
+def _idle_params(model: ModelConfig) -> int:
+    """Counts the parameters of a layer's experts to which a token is not sent."""
     experts = model.experts
     if not experts.count:
-        return num_params(model)
+        return 0
     arrays = [*expert_arrays(model), *(_expert_biases(model) if experts.bias else [])]
-    of_expert = sum(map(math.prod, arrays)) // experts.count
-    return num_params(model) - model.num_layers * (experts.count - experts.chosen) * of_expert
+    return (experts.count - experts.chosen) * (sum(map(math.prod, arrays)) // experts.count)
 
 
 def flops_per_token(model: ModelConfig, length: int) -> float:
-    """Returns the FLOPs of a token in a training step, as MFU counts them: 6 P + 6 L N H S.
+    """Returns the FLOPs of a token in a training step, as MFU counts them: 6 P + 6 L N H S without a window.
 
     P are the parameters that multiply a token: the matrices of all layers, of experts those to which a token is sent,
     and the head V D, be it tied or not. The lookup of the embedding multiplies nothing, so an embedding of its own is
-    not in P. Attention is causal: a token sees half of the sequence on average, 4 N H FLOPs for each token seen, and
-    twice that in backward. Nothing that is computed twice counts twice. A sequence of several documents needs fewer
-    FLOPs; for packed data this is an upper bound.
+    not in P. Attention is causal: a token sees half of the sequence on average, or less with a window, 4 N H FLOPs for
+    each token seen, and twice that in backward. Nothing that is computed twice counts twice. A sequence of several
+    documents needs fewer FLOPs; for packed data this is an upper bound.
 
     Args:
         model: the model shape.
         length: S, tokens of the sequence.
     """
-    layer = layer_costs(model)
-    linear = model.num_layers * layer.linear_flops + head_flops(model)
-    return 3 * (linear + model.num_layers * layer.pair_flops * length / 2)
+    total = model.num_layers * layer_costs(model).linear_flops + head_flops(model)
+    for kind, count in all_layers(model):
+        window = kind.window_within(length)
+        pairs = chunk_pairs(0, length, window) / length if window else length / 2
+        total += count * layer_costs(kind).pair_flops * pairs
+    return float(3 * total)
 
 
 def head_flops(model: ModelConfig) -> float:
@@ -122,7 +139,7 @@ def head_flops(model: ModelConfig) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCosts:
-    """Work and size of one decoder layer, forward.
+    """Work and size of one decoder layer, forward; the mean of all layers where they are of several kinds.
 
     Args:
         params: parameters of the layer.
@@ -154,7 +171,9 @@ class LayerCosts:
 
 @lru_cache(maxsize=64)
 def layer_costs(model: ModelConfig) -> LayerCosts:
-    """Counts one decoder layer of a model shape."""
+    """Counts one decoder layer of a model shape; of layers of several kinds it returns the mean."""
+    if model.layers:
+        return _mean([(layer_costs(kind), count) for kind, count in all_layers(model)])
     hidden, query, experts = model.hidden_size, model.num_heads * model.head_dim, model.experts
     kv = 2 * model.num_kv_heads * model.head_dim
     dense = sum(map(math.prod, (*_attention_matrices(model), *_mlp_matrices(model))))
@@ -176,6 +195,17 @@ def layer_costs(model: ModelConfig) -> LayerCosts:
     )
 
 
+def _mean(of_kinds: list[tuple[LayerCosts, int]]) -> LayerCosts:
+    """Returns the exact mean of the costs of all layers."""
+    total = sum(count for _, count in of_kinds)
+
+    def mean(name: str) -> Any:
+        value = sum(count * Fraction(getattr(costs, name)) for costs, count in of_kinds) / total
+        return value.numerator if value.denominator == 1 else value
+
+    return LayerCosts(**{spec.name: mean(spec.name) for spec in fields(LayerCosts)})
+
+
 def _mlp_products(model: ModelConfig) -> tuple[int, int]:
     """Returns the elements of a token's products in the MLP that gradients need, and those that are sums in float32."""
     experts = model.experts
@@ -185,12 +215,32 @@ def _mlp_products(model: ModelConfig) -> tuple[int, int]:
     return 2 * experts.shared_size + gated * model.hidden_size, experts.count + gated
 
 
-def chunk_pairs(start: int, tokens: float) -> float:
-    """Returns the number of (query, key) pairs of a causal chunk that begins at token `start`."""
-    return tokens * start + tokens * tokens / 2
+def chunk_pairs(start: int, tokens: float, window: int = 0) -> float:
+    """Returns the number of (query, key) pairs of a causal chunk.
+
+    Args:
+        start: the token at which the chunk begins.
+        tokens: tokens of the chunk.
+        window: tokens that a token attends to; 0: all before it.
+    """
+    if not window or start + tokens <= window:
+        return tokens * start + tokens * tokens / 2
+    growing = max(0, window - start)
+    return chunk_pairs(start, growing) + (tokens - growing) * window
 
 
-def balance_weights(model: ModelConfig) -> tuple[float, float]:
-    """Returns FLOPs a (query, key) pair and FLOPs a token of a layer, forward and backward with recomputed linears."""
-    layer = layer_costs(model)
-    return layer.pair_flops * (1 + ATTENTION_BACKWARD), layer.linear_flops * (2 + LINEAR_BACKWARD)
+def balance_weights(model: ModelConfig, length: int) -> tuple[float, float]:
+    """Returns FLOPs a (query, key) pair and FLOPs a token of a layer, forward and backward with recomputed linears.
+
+    With a window every token attends to about as many, so what its pairs take counts for the token.
+
+    Args:
+        model: the model shape.
+        length: tokens of a sequence.
+    """
+    pair, token = 0.0, float(layer_costs(model).linear_flops) * (2 + LINEAR_BACKWARD)
+    for kind, count in all_layers(model):
+        flops = count / model.num_layers * layer_costs(kind).pair_flops * (1 + ATTENTION_BACKWARD)
+        window = kind.window_within(length)
+        pair, token = (pair, token + window * flops) if window else (pair + flops, token)
+    return pair, token

@@ -5,6 +5,7 @@ Shape letters: B sequences, S tokens of a sequence, V vocabulary, D hidden size,
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -12,8 +13,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sppo_jax.attention.dense import dense_attention
+from sppo_jax.attention.mixer import mixer_of
 from sppo_jax.dtypes import accumulator, compute_dtype
 from sppo_jax.models.layers import RMSNorm, layer_of, normal_param
+from sppo_jax.models.stacks import LayerStacks, scan_layers, stacks_of
 
 if TYPE_CHECKING:
     from sppo_jax.config.model import ModelConfig
@@ -31,10 +34,10 @@ def sum_real(x: jax.Array, is_real: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(mask, x, 0), axis=is_real.ndim - 1, dtype=accumulator(x.dtype))
 
 
-def stack_layers(config: ModelConfig, *, rngs: nnx.Rngs, layer: LayerFactory) -> nnx.Module:
-    """Creates `num_layers` layers as one module whose parameters have a leading axis L."""
+def stack_layers(config: ModelConfig, num_layers: int, *, rngs: nnx.Rngs, layer: LayerFactory) -> nnx.Module:
+    """Creates so many layers as one module whose parameters have a leading axis L."""
 
-    @nnx.split_rngs(splits=config.num_layers)
+    @nnx.split_rngs(splits=num_layers)
     @nnx.vmap(in_axes=0, out_axes=0)
     def create(rngs: nnx.Rngs) -> nnx.Module:
         return layer(config, rngs=rngs)
@@ -42,12 +45,21 @@ def stack_layers(config: ModelConfig, *, rngs: nnx.Rngs, layer: LayerFactory) ->
     return create(rngs)
 
 
+def create_layers(config: ModelConfig, *, rngs: nnx.Rngs, layer: LayerFactory | None) -> nnx.Module:
+    """Creates all layers: one stack where they are of one kind, else `LayerStacks`."""
+    stacks = {}
+    for name in dict.fromkeys(config.kind_names):
+        of_kind, count = config.of_kind(name), config.kind_names.count(name)
+        stacks[name] = stack_layers(of_kind, count, rngs=rngs, layer=layer or layer_of(of_kind))
+    return LayerStacks(stacks) if len(stacks) > 1 else stacks.popitem()[1]
+
+
 class Decoder(nnx.Module):
     """A decoder-only language model over any layer that keeps the two-method protocol.
 
     Attributes:
         embedding: [V, D].
-        layers: one module, its parameters stacked to [L, ...].
+        layers: one module, its parameters stacked to [L, ...]; where layers are of several kinds, a stack of each.
         final_norm: the norm before the head.
         head: [D, V], or None where the embedding serves as head too.
     """
@@ -58,13 +70,14 @@ class Decoder(nnx.Module):
         Args:
             config: the model's shape.
             rngs: source of random keys (stream `params`).
-            layer: makes one layer, `layer(config, rngs=rngs)`; None: the layer of the config.
+            layer: makes one layer, `layer(config, rngs=rngs)`, where `config` is that of the layer's kind; None: the
+                layer of the config.
         """
         self.config = config
         self.dtype = compute_dtype(config.compute_dtype)
         stored = accumulator(self.dtype)
         self.embedding = normal_param(rngs, (config.vocab_size, config.hidden_size), config.init_scale, stored)
-        self.layers = stack_layers(config, rngs=rngs, layer=layer or layer_of(config))
+        self.layers = create_layers(config, rngs=rngs, layer=layer)
         self.final_norm = RMSNorm(config.hidden_size, eps=config.norm_eps, dtype=stored)
         if config.tied_embeddings:
             self.head = None
@@ -106,16 +119,17 @@ class Decoder(nnx.Module):
 
         Returns:
             x_BSD, the residual stream after the last layer, in the compute dtype; and the sums over the real tokens of
-            each sequence, a tree of arrays [L, B, ...], or None where layers return no shares.
+            each sequence, a tree of arrays [L, B, ...], or None where layers return no shares. Of several kinds the
+            layers that return shares are in the order of their kinds.
         """
-        graphdef, stacked = nnx.split(self.layers)
-
+        stacks = {kind: nnx.split(stack) for kind, stack in stacks_of(self.layers).items()}
         is_real_BS = document_ids_BS >= 0
 
-        def run_layer(x_BSD: jax.Array, state: nnx.State) -> tuple[jax.Array, Any]:
-            layer = nnx.merge(graphdef, state)
-            q, k, v = layer.before_attention(x_BSD, positions_BS)
-            out = dense_attention(q, k, v, positions_BS, document_ids_BS)
+        def run_layer(kind: str | None, x_BSD: jax.Array, state: nnx.State) -> tuple[jax.Array, Any]:
+            layer = nnx.merge(stacks[kind][0], state)
+            q, k, v, *sinks = layer.before_attention(x_BSD, positions_BS)
+            how = dict(window=mixer_of(layer).window, sinks_N=sinks[0] if sinks else None)
+            out = dense_attention(q, k, v, positions_BS, document_ids_BS, **how)
             choices = (layer.choose(x_BSD, out),) if hasattr(layer, "choose") else ()
             result = layer.after_attention(x_BSD, out, *choices)
             y_BSD, shares = result if isinstance(result, tuple) else (result, None)
@@ -123,9 +137,14 @@ class Decoder(nnx.Module):
 
         if checkpoint_layers:
             # Inside a scan the barrier against common subexpressions is not needed, and it hinders fusion.
-            run_layer = jax.checkpoint(run_layer, prevent_cse=False)
+            run_layer = jax.checkpoint(run_layer, prevent_cse=False, static_argnums=0)
         x_BSD = self.embedding[...][tokens_BS].astype(self.dtype)
-        return jax.lax.scan(run_layer, x_BSD, stacked)
+        if None in stacks:
+            return jax.lax.scan(partial(run_layer, None), x_BSD, stacks[None][1])
+        states = {kind: state for kind, (_, state) in stacks.items()}
+        x_BSD, sums = scan_layers(self.config.kind_names, states, run_layer, x_BSD)
+        shared = [of_kind for of_kind in sums.values() if jax.tree.leaves(of_kind)]
+        return x_BSD, jax.tree.map(lambda *xs: jnp.concatenate(xs), *shared) if shared else None
 
     def head_matrix(self) -> jax.Array:
         """Returns the [D, V] matrix of the head: its own parameter, or the transposed embedding."""

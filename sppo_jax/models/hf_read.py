@@ -6,7 +6,6 @@ Host memory holds one device's part of one parameter at a time, beside what has 
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,7 @@ def from_hf(
     dtype: str = "auto",
     **settings: Any,
 ) -> Decoder:
-    """Imports a Llama, Qwen2, Qwen3, Qwen3-MoE or Mistral model with its weights.
+    """Imports a Llama, Qwen2, Qwen3, Qwen3-MoE, Mistral or SmolLM3 model with its weights.
 
     Args:
         path: folder with config.json and safetensors.
@@ -53,13 +52,6 @@ def from_hf(
     if config.compute_dtype == "float64" and not jax.config.jax_enable_x64:
         raise ValueError(
             "dtype float64 must have jax's 64-bit mode, got the mode off; set JAX_ENABLE_X64=1, or use float32"
-        )
-    if config.sliding_window:
-        warnings.warn(
-            f"the attention of this model spans {config.sliding_window} tokens, and attention here spans the whole "
-            "sequence; "
-            f"results agree only on sequences of at most {config.sliding_window} tokens",
-            stacklevel=2,
         )
     model = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(params=0)))
     shapes = nnx.state(model, nnx.Param)
@@ -99,10 +91,12 @@ def load_hf_params(path: str | Path, shapes: nnx.State, stored: nnx.State | None
                 f"{got.get(name)}; set model: hf:{path} to take the shape from the folder"
             )
     folder.check(config)
-    rules, sizes = rules_for(config, folder.form), sizes_of(config)
+    rules = rules_for(config, folder.form)
+    sizes = {rule.kind: sizes_of(config, rule.kind) for rule in rules.values()}
 
     def load(key: tuple[Any, ...], leaf: jax.ShapeDtypeStruct, wanted: jax.ShapeDtypeStruct) -> jax.Array:
-        read = partial(read_parameter, rules[path_name(key)], folder.read, sizes=sizes, dtype=leaf.dtype)
+        rule = rules[path_name(key)]
+        read = partial(read_parameter, rule, folder.read, sizes=sizes[rule.kind], dtype=leaf.dtype)
         return _place(wanted, partial(_read_padded, read, leaf))
 
     return jax.tree_util.tree_map_with_path(load, shapes, shapes if stored is None else stored)

@@ -31,6 +31,8 @@ class Rule:
             out. Parentheses join letters to one dim.
         only: what a model must have for it to be there, a key of `hf_tensors.parts_of`; "" for always.
         half: index along `g`, where a tensor holds two parameters: 0 or 1.
+        kind: of the layers whose parameters are stacked; None where all layers are alike.
+        layers: the number of each of these layers in the model; () where all layers are alike.
     """
 
     ours: str
@@ -38,6 +40,15 @@ class Rule:
     layout: str
     only: str = ""
     half: int = 0
+    kind: str | None = None
+    layers: tuple[int, ...] = ()
+
+    def name(self, index: Sequence[int]) -> str:
+        """Returns the name of the tensor at an index of the stacked dims."""
+        if not self.layers or not index:
+            return self.theirs.format(*index)
+        layer, *rest = index
+        return self.theirs.format(self.layers[layer], *rest)
 
     @property
     def stack(self) -> tuple[str, ...]:
@@ -81,7 +92,7 @@ def read_parameter(
     out = _aligned([stop - start for start, stop in spans.values()], np.dtype(dtype))
     for numbers in itertools.product(*(range(*spans[letter]) for letter in rule.stack)):
         place = tuple(number - spans[letter][0] for number, letter in zip(numbers, rule.stack, strict=True))
-        out[place] = _read_tensor(rule, rule.theirs.format(*numbers), read, spans, sizes)
+        out[place] = _read_tensor(rule, rule.name(numbers), read, spans, sizes)
     return out
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from sppo_jax.models.hf_experts import RULES_OF_FORM, Form
@@ -81,12 +83,29 @@ def rules_for(model: ModelConfig, form: Form = "separate") -> dict[str, Rule]:
         model: the shape.
         form: in which its experts are, if it has any.
     """
+    rules = (*_BEFORE, *RULES_OF_FORM[form], *_AFTER)
+    layers_of: dict[str, list[int]] = {}
+    for number, name in enumerate(model.kind_names):
+        layers_of.setdefault(name, []).append(number)
+    of_layers = []
+    for name, layers in layers_of.items():
+        present, several = parts_of(model.of_kind(name)), len(layers_of) > 1
+        own = [rule for rule in rules if rule.stack and present[rule.only]]
+        of_layers += [_of_kind(rule, name, layers) for rule in own] if several else own
     present = parts_of(model)
-    return {rule.ours: rule for rule in (*_BEFORE, *RULES_OF_FORM[form], *_AFTER) if present[rule.only]}
+    before, after = ([rule for rule in part if not rule.stack and present[rule.only]] for part in (_BEFORE, _AFTER))
+    return {rule.ours: rule for rule in (*before, *of_layers, *after)}
 
 
-def sizes_of(model: ModelConfig) -> dict[str, int]:
-    """Returns the size of each letter."""
+def _of_kind(rule: Rule, kind: str, layers: list[int]) -> Rule:
+    return replace(rule, ours=rule.ours.replace("layers/", f"layers/{kind}/", 1), kind=kind, layers=tuple(layers))
+
+
+def sizes_of(model: ModelConfig, kind: str | None = None) -> dict[str, int]:
+    """Returns the size of each letter, in layers of a kind where there are several."""
+    num_layers = model.num_layers
+    if kind is not None:
+        model, num_layers = model.of_kind(kind), model.kind_names.count(kind)
     return {
         "v": model.vocab_size,
         "d": model.hidden_size,
@@ -94,7 +113,7 @@ def sizes_of(model: ModelConfig) -> dict[str, int]:
         "k": model.num_kv_heads,
         "h": model.head_dim,
         "f": model.mlp_size,
-        "l": model.num_layers,
+        "l": num_layers,
         "e": model.experts.count,
         "x": model.experts.size,
         "s": model.experts.shared_size,
@@ -103,14 +122,18 @@ def sizes_of(model: ModelConfig) -> dict[str, int]:
 
 def parameter_shapes(model: ModelConfig, form: Form = "separate") -> dict[str, tuple[int, ...]]:
     """Returns the shape of every parameter of a model by its path, layers stacked; arguments as `rules_for`."""
-    sizes, rules = sizes_of(model), rules_for(model, form)
-    return {path: tuple(sizes[letter] for letter in (*rule.stack, *rule.letters)) for path, rule in rules.items()}
+    rules = rules_for(model, form)
+    sizes = {rule.kind: sizes_of(model, rule.kind) for rule in rules.values()}
+    return {
+        path: tuple(sizes[rule.kind][letter] for letter in (*rule.stack, *rule.letters)) for path, rule in rules.items()
+    }
 
 
 def tensor_shapes(model: ModelConfig, form: Form = "separate") -> dict[str, tuple[int, ...]]:
     """Returns the name and shape of every tensor of a model in the order of `places`."""
-    sizes = sizes_of(model)
-    return {place.name: place.rules[0].shape(sizes) for place in places(model, form)}
+    found = list(places(model, form))
+    sizes = {kind: sizes_of(model, kind) for kind in {place.rules[0].kind for place in found}}
+    return {place.name: place.rules[0].shape(sizes[place.rules[0].kind]) for place in found}
 
 
 def places(model: ModelConfig, form: Form = "separate") -> Iterator[Place]:
@@ -120,20 +143,28 @@ def places(model: ModelConfig, form: Form = "separate") -> Iterator[Place]:
         model: the shape.
         form: in which its experts are, if it has any.
     """
+    rules = list(rules_for(model, form).values())
+    layered = [number for number, rule in enumerate(rules) if rule.stack]
+    yield from _within(model, rules[: layered[0]], ())
+    passed: Counter[str] = Counter()
+    for name in model.kind_names:
+        own = [rule for rule in rules if rule.stack and rule.kind in (None, name)]
+        yield from _within(model, own, (passed[name],))
+        passed[name] += 1
+    yield from _within(model, rules[layered[-1] + 1 :], ())
+
+
+def _within(model: ModelConfig, rules: list[Rule], index: tuple[int, ...]) -> Iterator[Place]:
+    """Yields the tensors of some rules at an index of their first stacked dims."""
     by_name: dict[str, list[Rule]] = {}
-    for rule in rules_for(model, form).values():
+    for rule in rules:
         by_name.setdefault(rule.theirs, []).append(rule)
-    sizes = sizes_of(model)
-
-    def within(names: list[str], depth: int, index: tuple[int, ...]) -> Iterator[Place]:
-        """Yields the tensors of some rules at an index of their first stacked dims."""
-        for is_deeper, run in itertools.groupby(names, lambda name: len(by_name[name][0].stack) > depth):
-            run = list(run)
-            if is_deeper:
-                letter = by_name[run[0]][0].stack[depth]
-                for number in range(sizes[letter]):
-                    yield from within(run, depth + 1, (*index, number))
-            else:
-                yield from (Place(name.format(*index), tuple(by_name[name]), index) for name in run)
-
-    yield from within(list(by_name), 0, ())
+    groups = itertools.groupby(by_name.values(), lambda of_name: len(of_name[0].stack) > len(index))
+    for is_deeper, run in groups:
+        if not is_deeper:
+            yield from (Place(of_name[0].name(index), tuple(of_name), index) for of_name in run)
+            continue
+        deeper = [rule for of_name in run for rule in of_name]
+        size = sizes_of(model, deeper[0].kind)[deeper[0].stack[len(index)]]
+        for number in range(size):
+            yield from _within(model, deeper, (*index, number))

@@ -3,6 +3,9 @@
 `before_attention` and `after_attention` are the whole protocol between a layer and the trainer: attention itself is
 not theirs. Both accept any leading dimensions and must not mix tokens or communicate.
 
+The attribute `mixer` of a layer says how far its attention reaches (`attention.mixer.Attention`). A layer with sinks
+(`attention.sinks`) returns their scores as the fourth result of `before_attention`.
+
 A layer that chooses, such as one with experts, has a third method: `choose(x, out)` returns integers of each token,
 which `after_attention(x, out, choices)` gets again in the backward. A layer may return shares beside its output, which
 the trainer adds up over tokens; the layer's attribute `penalty` is the loss of these sums (`models.balance.Penalty`).
@@ -20,10 +23,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from sppo_jax.attention.mixer import Attention
 from sppo_jax.dtypes import accumulator, compute_dtype
 from sppo_jax.models.balance import Balance
 from sppo_jax.models.experts import ExpertsMLP
-from sppo_jax.models.rotary import rotary_cos_sin, rotate
+from sppo_jax.models.rotary import rotary_cos_sin, rotate, rotated_size
 from sppo_jax.models.router import Shares
 
 if TYPE_CHECKING:
@@ -68,6 +72,7 @@ class DecoderLayer(nnx.Module):
             rngs: source of random keys (stream `params`).
         """
         self.config = config
+        self.mixer = Attention(window=config.sliding_window)
         self.dtype = compute_dtype(config.compute_dtype)
         stored = accumulator(self.dtype)
         hidden, size, scale = config.hidden_size, config.head_dim, config.init_scale
@@ -83,6 +88,8 @@ class DecoderLayer(nnx.Module):
             self.query_bias = nnx.Param(jnp.zeros((config.num_heads, size), stored))
             self.key_bias = nnx.Param(jnp.zeros((config.num_kv_heads, size), stored))
             self.value_bias = nnx.Param(jnp.zeros((config.num_kv_heads, size), stored))
+        if config.sinks:
+            self.sinks = normal_param(rngs, (config.num_heads,), scale, stored)
         if config.qk_norm:
             self.query_norm = RMSNorm(size, eps=config.norm_eps, dtype=stored)
             self.key_norm = RMSNorm(size, eps=config.norm_eps, dtype=stored)
@@ -101,7 +108,7 @@ class DecoderLayer(nnx.Module):
     def _cast(self, param: nnx.Param) -> jax.Array:
         return param[...].astype(self.dtype)
 
-    def before_attention(self, x_TD: jax.Array, positions_T: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def before_attention(self, x_TD: jax.Array, positions_T: jax.Array) -> tuple[jax.Array, ...]:
         """Projects tokens to rotated queries and keys, and to values.
 
         Args:
@@ -109,7 +116,7 @@ class DecoderLayer(nnx.Module):
             positions_T: integer positions within each document.
 
         Returns:
-            q_TNH, k_TKH and v_TKH in the compute dtype.
+            q_TNH, k_TKH and v_TKH in the compute dtype; with sinks also their scores sinks_N, as they are stored.
         """
         h_TD = self.attention_norm(x_TD.astype(self.dtype))
         q_TNH = jnp.einsum("...td,dnh->...tnh", h_TD, self._cast(self.query))
@@ -121,8 +128,10 @@ class DecoderLayer(nnx.Module):
             v_TKH = v_TKH + self._cast(self.value_bias)
         if self.config.qk_norm:
             q_TNH, k_TKH = self.query_norm(q_TNH), self.key_norm(k_TKH)
-        cos_TR, sin_TR = rotary_cos_sin(positions_T, self.config.rope, q_TNH.shape[-1], self.dtype)
-        return rotate(q_TNH, cos_TR, sin_TR), rotate(k_TKH, cos_TR, sin_TR), v_TKH
+        if size := rotated_size(self.config.rope, q_TNH.shape[-1]):
+            cos_TR, sin_TR = rotary_cos_sin(positions_T, self.config.rope, size, self.dtype)
+            q_TNH, k_TKH = rotate(q_TNH, cos_TR, sin_TR), rotate(k_TKH, cos_TR, sin_TR)
+        return (q_TNH, k_TKH, v_TKH, self.sinks[...]) if self.config.sinks else (q_TNH, k_TKH, v_TKH)
 
     def after_attention(self, x_TD: jax.Array, out_TNH: jax.Array) -> jax.Array:
         """Adds the projected attention output and the MLP to the residual stream.

@@ -1,6 +1,6 @@
 """Rotary position embedding in the half-split convention, with the scalings of long-context checkpoints.
 
-Shape letters: T tokens, N heads, H head size, R = H / 2 rotated pairs.
+Shape letters: T tokens, N heads, H head size, R rotated pairs: H / 2, or fewer where a part of a head is rotated.
 """
 
 from __future__ import annotations
@@ -45,12 +45,17 @@ def _yarn_frequencies(rope: RopeConfig, frequency_R: np.ndarray) -> np.ndarray:
     return frequency_R * (1.0 - ramp_R + ramp_R / rope.factor)
 
 
+def rotated_size(rope: RopeConfig, head_dim: int) -> int:
+    """Returns the elements of a head that are rotated, an even number."""
+    return int(head_dim * rope.fraction) // 2 * 2
+
+
 def rotary_frequencies(rope: RopeConfig, head_dim: int) -> tuple[np.ndarray, float]:
     """Computes the angular frequency of every rotated pair and the amplitude of the rotation.
 
     Args:
         rope: base, scaling and its parameters.
-        head_dim: H, even.
+        head_dim: elements that are rotated, even.
 
     Returns:
         frequency_R in radians a token, float64; and the factor on cos and sin (1 except for YaRN).
@@ -74,7 +79,7 @@ def rotary_cos_sin(
     Args:
         positions_T: integer positions, any leading dimensions.
         rope: base and scaling.
-        head_dim: H.
+        head_dim: elements of a head that are rotated.
         dtype: the compute dtype; angles are formed in float64 if it is float64, else in float32.
 
     Returns:
@@ -92,7 +97,7 @@ def rotary_cos_sin(
 
 
 def rotate(x_TNH: jax.Array, cos_TR: jax.Array, sin_TR: jax.Array) -> jax.Array:
-    """Rotates pair r, made of elements r and r + H / 2 of every head, by the angle of the token.
+    """Rotates pair r, made of elements r and r + R of every head, by the angle of the token; leaves what is behind.
 
     Args:
         x_TNH: queries or keys, any leading dimensions.
@@ -102,6 +107,9 @@ def rotate(x_TNH: jax.Array, cos_TR: jax.Array, sin_TR: jax.Array) -> jax.Array:
     Returns:
         The rotated heads in the dtype of `x_TNH`.
     """
+    size = 2 * cos_TR.shape[-1]
+    if size < x_TNH.shape[-1]:
+        return jnp.concatenate([rotate(x_TNH[..., :size], cos_TR, sin_TR), x_TNH[..., size:]], axis=-1)
     cos_T1R, sin_T1R = cos_TR[..., None, :], sin_TR[..., None, :]
     first_TNR, second_TNR = jnp.split(x_TNH.astype(cos_TR.dtype), 2, axis=-1)
     rotated_TNH = jnp.concatenate(

@@ -43,16 +43,18 @@ from sppo_jax.flex.contract import check_columns
 from sppo_jax.flex.shape import plan_shape
 from sppo_jax.models.layers import layer_of
 from sppo_jax.models.leaves import TABLES, is_cast, part_of
+from sppo_jax.models.stacks import of_kind, stacks_of
 from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline import host_stash, layout, storage
 from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.host_layers import HostLayers
 from sppo_jax.pipeline.host_stash import Stash
+from sppo_jax.pipeline.kinds import blocks_of, others_of
 from sppo_jax.pipeline.probe import check_block
 from sppo_jax.pipeline.run import Sequences
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
 from sppo_jax.pipeline.shares import SharesLayout, Totals
-from sppo_jax.pipeline.stage import Stage
+from sppo_jax.pipeline.stage import Layers, Stage
 from sppo_jax.pipeline.stash import StashLayout
 from sppo_jax.pipeline.state import TrainingState, evaluation_state, training_state
 from sppo_jax.pipeline.structure import Structure, check_params
@@ -60,7 +62,7 @@ from sppo_jax.pipeline.vocabulary_tables import VocabularyTables
 from sppo_jax.plan.plan import Plan
 from sppo_jax.program.counters import needs_tables
 from sppo_jax.program.program import Program, lower
-from sppo_jax.program.ring import AttentionShape
+from sppo_jax.program.ring import AttentionShape, mixed_shape
 from sppo_jax.program.stash import StashClass
 from sppo_jax.rules import Facts, check, layers_per_virtual_stage
 
@@ -90,34 +92,91 @@ class Step:
         mesh = layout.make_mesh(plan) if mesh is None else mesh
         self.plan, self.model, self.train = plan, model, train
         self.mesh = layout.inner_mesh(mesh, plan)
-        self.block = Block(model.layers)
+        self.blocks = blocks_of(model.layers)
+        self.others = others_of(self.blocks)
         self.params = jax.eval_shape(lambda: nnx.state(model, nnx.Param))
-        leaf = jax.tree.leaves(self.params["layers"])[0]
-        self.num_layers = layers_per_virtual_stage(leaf.shape[0], plan.mesh.pipe, plan.schedule.interleave)
-        self.head_shape, self.shares = self._traced()
-        self.program = lower(plan, self.head_shape, train=train)
+        kinds = self._kinds_of_group()
+        self.head_shapes, self.layers, self.shares = self._traced(kinds)
+        head_shape = mixed_shape([(self.head_shapes[kind], kinds.count(kind)) for kind in self.blocks])
+        self.program = lower(plan, head_shape, train=train)
         norm_graph, _ = nnx.split(model.final_norm)
         self.norm = lambda weights, x: nnx.merge(norm_graph, weights)(x)
 
-    def _traced(self) -> tuple[AttentionShape, SharesLayout | None]:
-        """Traces one layer to find its heads and its shares, and checks that `seq` can divide the heads."""
-        plan, dtype = self.plan, jnp.dtype(self.model.dtype)
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.params["layers"])
-        others = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.block.others)
-        hidden = self.params["embedding"].get_value().shape[1]
-        x_TD = jax.ShapeDtypeStruct((1, hidden), dtype)
-        weights = Weights(one, others)
-        q, k, _ = jax.eval_shape(self.block.before, weights, x_TD, jax.ShapeDtypeStruct((1,), jnp.int32))
-        chosen = jax.eval_shape(self.block.choose, weights, x_TD, q)
-        _, like = jax.eval_shape(self.block.after, weights, x_TD, q, chosen)
-        check(Facts(num_heads=q.shape[1], kind=plan.sequence_kind, ulysses=plan.ulysses, seq=plan.mesh.seq))
-        heads = AttentionShape(
-            num_heads=q.shape[1] // plan.ulysses,
-            num_kv_heads=sequence.cache_heads(k.shape[1], plan.ulysses),
-            head_dim=q.shape[2],
-            itemsize=dtype.itemsize,
+    def _kinds_of_group(self) -> tuple[str | None, ...]:
+        """Returns the kind of each layer of a group."""
+        plan = self.plan
+        if None in self.blocks:
+            num_layers = jax.tree.leaves(self.params["layers"])[0].shape[0]
+            return (None,) * layers_per_virtual_stage(num_layers, plan.mesh.pipe, plan.schedule.interleave)
+        kinds = self.model.config.kind_names
+        return kinds[: layers_per_virtual_stage(len(kinds), plan.mesh.pipe, plan.schedule.interleave, kinds)]
+
+    def _traced(
+        self, kinds: tuple[str | None, ...]
+    ) -> tuple[dict[str | None, AttentionShape], Layers, SharesLayout | None]:
+        """Traces a layer of each kind to find its heads and its shares.
+
+        Raises:
+            ValueError: `seq` cannot divide the heads, or kinds return different shares.
+        """
+        plan, dtype, heads, shares = self.plan, jnp.dtype(self.model.dtype), {}, {}
+        windows = {kind: block.mixer.within(plan.sequence_length) for kind, block in self.blocks.items()}
+        for kind, block in self.blocks.items():
+            q, k, like = self._traced_layer(kind, block)
+            self._check_split(q.shape[1], windows[kind])
+            heads[kind] = AttentionShape(
+                num_heads=q.shape[1] // plan.ulysses,
+                num_kv_heads=sequence.cache_heads(k.shape[1], plan.ulysses),
+                head_dim=q.shape[2],
+                itemsize=dtype.itemsize,
+                window=windows[kind] // plan.ring if plan.kernel == "cudnn" else 0,
+            )
+            if jax.tree.leaves(like):
+                shares[kind] = like, block.penalty
+        caches: dict[tuple[int, int], list[str | None]] = {}
+        for kind, shape in heads.items():
+            caches.setdefault((shape.num_kv_heads, shape.head_dim), []).append(kind)
+        layers = Layers(self.blocks, kinds, tuple(map(tuple, caches.values())), tuple(shares), windows)
+        return heads, layers, self._shares_layout(shares)
+
+    def _traced_layer(self, kind: str | None, block: Block):
+        """Returns the shapes of a token's queries, keys and shares in a layer of a kind."""
+        weights = Weights(
+            *(
+                jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), of_kind(tree, kind))
+                for tree in (self.params["layers"], self.others)
+            )
         )
-        return heads, SharesLayout(like, self.block.penalty, plan, dtype) if jax.tree.leaves(like) else None
+        hidden = self.params["embedding"].get_value().shape[1]
+        x_TD = jax.ShapeDtypeStruct((1, hidden), jnp.dtype(self.model.dtype))
+        q, k, *_ = jax.eval_shape(block.before, weights, x_TD, jax.ShapeDtypeStruct((1,), jnp.int32))
+        chosen = jax.eval_shape(block.choose, weights, x_TD, q)
+        return q, k, jax.eval_shape(block.after, weights, x_TD, q, chosen)[1]
+
+    def _shares_layout(self, shares: dict) -> SharesLayout | None:
+        if not shares:
+            return None
+        (like, penalty), *others = shares.values()
+        if any(other != (like, penalty) for other in others):
+            raise ValueError(
+                f"all kinds of layers that return shares must return the same, with one penalty, got other ones of "
+                f"{', '.join(map(str, shares))}; make their experts alike"
+            )
+        return SharesLayout(like, penalty, self.plan, jnp.dtype(self.model.dtype))
+
+    def _check_split(self, num_heads: int, window: int) -> None:
+        """Checks that `seq` can divide the heads and the window of a layer."""
+        check(
+            Facts(
+                num_heads=num_heads,
+                kind=self.plan.sequence_kind,
+                ulysses=self.plan.ulysses,
+                seq=self.plan.mesh.seq,
+                window=window,
+                groups=self.plan.groups if window else None,
+                kernel=self.plan.kernel,
+            )
+        )
 
     @property
     def platform(self) -> str:
@@ -162,6 +221,7 @@ class Step:
             num_sequences=self.plan.num_sequences,
             sequence_length=self.plan.sequence_length,
             contiguous=self.plan.kernel == "cudnn",
+            consecutive=self.plan.kernel == "cudnn" and any(self.layers.windows.values()),
             natural=self.plan.groups == "static",
         )
         if self.plan.groups == "flex":
@@ -204,8 +264,8 @@ class Step:
             return jax.ShapeDtypeStruct((1, *x.shape), dtype)
 
         params = jax.tree.map(lambda x: on_stage(x, dtype if is_cast(x, 1) else x.dtype), self.params["layers"])
-        others = jax.tree.map(lambda x: on_stage(x, x.dtype), self.block.others)
-        stage = Stage(self.block, Weights(params, others), self.num_layers, self.plan.stash)
+        others = jax.tree.map(lambda x: on_stage(x, x.dtype), self.others)
+        stage = Stage(self.layers, Weights(params, others), self.plan.stash)
         hidden_size = self.params["embedding"].get_value().shape[1]
         x_TD = jax.ShapeDtypeStruct((name.tokens, hidden_size), dtype)
         positions_T = jax.ShapeDtypeStruct((name.tokens,), jnp.int32)
@@ -231,7 +291,7 @@ class Step:
         # Cast before the devices of a stage gather the weights, which then are half as many bytes.
         dtype = jnp.dtype(self.model.dtype)
         whole = storage.gather(params, self.params, plan, self.mesh, dtype)
-        physical = layout.to_physical(whole, self.params, self.block, plan)
+        physical = layout.to_physical(whole, self.params, self.others, plan)
         specs = layout.physical_specs(physical)
         if self._by_groups:
             physical, specs = self._of_shares(shares, physical, specs)
@@ -279,7 +339,7 @@ class Step:
         if sharded is not None:
             shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), sharded.wholes)
             layers = layers._replace(params=shapes)
-        stage = Stage(self.block, layers, self.num_layers, plan.stash, self.shares)
+        stage = Stage(self.layers, layers, plan.stash, self.shares)
         executor = run.Executor(
             plan=plan,
             program=program,
@@ -295,11 +355,11 @@ class Step:
             modes=self._modes(sequences),
             keeps_order=keeps_order(self.platform),
         )
-        cache_shape = self._cache_shape(program)
+        cache_shapes = self._cache_shapes(program)
         if not self.train:
-            scored = executor.run(evaluation_state(executor, cache_shape))
+            scored = executor.run(evaluation_state(executor, cache_shapes))
             return tuple(x[:, : striped[0].shape[1], None] for x in (scored.losses_MS, scored.hits_MS))
-        trained = executor.run(training_state(executor, cache_shape, self._kv_grad_dtype(dtype), *stash))
+        trained = executor.run(training_state(executor, cache_shapes, self._kv_grad_dtype(dtype), *stash))
         loss = lax.psum(trained.loss, ("data", *layout.SEQ)) * scale
         layers, *squares = trained.weights.gradients(executor)
         grads, num_members = trained.grads._replace(layers=layers), plan.mesh.data * plan.mesh.seq
@@ -342,8 +402,9 @@ class Step:
             return x.squeeze(0) if len(share.cuts) == 2 else x
 
         def whole(like):
-            own = like.shape[1:]
-            return jax.ShapeDtypeStruct((self.num_layers, *own), dtype if is_cast(like, 1) else like.dtype)
+            num_layers, *own = like.shape
+            of_group = num_layers // (self.plan.mesh.pipe * self.plan.schedule.interleave)
+            return jax.ShapeDtypeStruct((of_group, *own), dtype if is_cast(like, 1) else like.dtype)
 
         shards = jax.tree.map(
             lambda x, share: x if on_host else shard(x, share).squeeze(1), weights.layers.params, shares.layers
@@ -381,10 +442,11 @@ class Step:
         ]
         return teams.find_modes(sequences.documents, *of_member, self.mesh.axis_names)
 
-    def _cache_shape(self, program: Program) -> tuple[int, ...]:
-        shape, plan = self.head_shape, self.plan
+    def _cache_shapes(self, program: Program) -> list[tuple[int, ...]]:
+        plan = self.plan
         tokens = plan.sequence_length // plan.ring + program.max_tokens * plan.ulysses
-        return self.num_layers, shape.num_kv_heads, tokens, shape.head_dim
+        of_caches = [(self.head_shapes[kinds[0]], self.layers.count(kinds)) for kinds in self.layers.kv]
+        return [(count, shape.num_kv_heads, tokens, shape.head_dim) for shape, count in of_caches]
 
     def _kv_grad_dtype(self, dtype):
         return accumulator(dtype) if self.plan.stash.kv_grad_dtype == "float32" else jnp.dtype(jnp.bfloat16)
@@ -476,8 +538,10 @@ def _compile_once(request: _Request) -> tuple[Step, Callable]:
 
 def _jitted(plan: Plan, structure: Structure, mesh: Mesh, *, train: bool) -> tuple[Step, Callable]:
     model = structure.model()
-    if type(model.layers) is not layer_of(model.config):
-        check_block(model)
+    for kind, stack in stacks_of(model.layers).items():
+        config = model.config if kind is None else model.config.of_kind(kind)
+        if type(stack) is not layer_of(config):
+            check_block(stack, model)
     step = Step(plan, model, mesh, train=train)
     return step, jax.jit(step.__call__, compiler_options=step.compiler_options)
 

@@ -9,12 +9,23 @@ from typing import NamedTuple
 import jax
 from flax import nnx
 
+from sppo_jax.attention.mixer import mixer_of
+
 
 class Weights(NamedTuple):
     """A layer's state: trained parameters, and all other arrays of its module (constants of a user's block)."""
 
     params: nnx.State
     others: nnx.State
+
+
+class Projected(NamedTuple):
+    """What a layer gives to attention, or its cotangents; `sinks_N` is None for a layer without sinks."""
+
+    q_TNH: jax.Array
+    k_TKH: jax.Array
+    v_TKH: jax.Array
+    sinks_N: jax.Array | None = None
 
 
 class Block:
@@ -31,14 +42,15 @@ class Block:
                 )
         self.graphdef, _, self.others = nnx.split(layers, nnx.Param, ...)
         self.penalty = getattr(layers, "penalty", None)
+        self.mixer = mixer_of(layers)
         self.chooses = callable(getattr(layers, "choose", None))
 
     def _merge(self, weights: Weights):
         return nnx.merge(self.graphdef, weights.params, weights.others)
 
-    def before(self, weights: Weights, x_TD: jax.Array, positions_T: jax.Array):
-        """Returns q_TNH, k_TKH, v_TKH."""
-        return self._merge(weights).before_attention(x_TD, positions_T)
+    def before(self, weights: Weights, x_TD: jax.Array, positions_T: jax.Array) -> Projected:
+        """Returns what attention gets."""
+        return Projected(*self._merge(weights).before_attention(x_TD, positions_T))
 
     def choose(self, weights: Weights, x_TD: jax.Array, out_TNH: jax.Array) -> jax.Array | None:
         """Returns integers chosen_Tk, which the backward needs; None for a layer that chooses nothing."""
@@ -51,7 +63,7 @@ class Block:
         return result if isinstance(result, tuple) else (result, ())
 
     def vjp_before(self, weights: Weights, x_TD, positions_T):
-        """Returns (q, k, v) and the function from their cotangents to those of the parameters and x."""
+        """Returns a `Projected` and the function from its cotangents to those of the parameters and x."""
         return jax.vjp(
             _keep_products(lambda p, x: self.before(weights._replace(params=p), x, positions_T)), weights.params, x_TD
         )

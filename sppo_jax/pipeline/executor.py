@@ -126,7 +126,7 @@ class Executor(Run):
         is_held = _is_under_way(coming) or sent is not None
         late = {name: one for name, one in coming.items() if name not in early}
         held = (late, sent) if is_held else None
-        memory = stages.Memory(state.prefixes.cache, state.shares_MvnW if self.train else None)
+        memory = stages.Memory(state.prefixes.caches, state.shares_MvnW if self.train else None)
         y_TD, memory, filled, held, early = stages.forward(
             self._held(state), unit, x_TD, memory, split, filling, held, early or None
         )
@@ -135,7 +135,7 @@ class Executor(Run):
         state = state._replace(
             x_TD=register,
             tags=tags,
-            prefixes=replace(state.prefixes, cache=memory.cache),
+            prefixes=replace(state.prefixes, caches=memory.caches),
             waiting=state.waiting.let_in(self, tick, register),
         )
         late, sent = held or (coming, sent)
@@ -226,7 +226,7 @@ class Executor(Run):
         splits = stages.Splits(
             backward=units.split(self, passes.backward),
             forward=units.split(self, passes.forward),
-            forward_chunk=units.chunk(self, tick, passes.forward, state.tags),
+            forward_chunks=units.chunks(self, tick, passes.forward, state.tags),
             again=tick.row["stash.attends_again"] if tick.spec.stash.attends else 0,
         )
         stash, sums = state.stash.to_use(self, tick), stages.Sums(prefixes.grads, state.weights.sums)
@@ -238,10 +238,10 @@ class Executor(Run):
                 sums_MvnW = sums_MvnW + tick.begun().astype(sums_MvnW.dtype)
             gradient_nW = self.stage.shares.gradient(sums_MvnW, row["sequence"], row["group"][me])
             unit = unit._replace(gradient_nW=gradient_nW)
-        dx_TD, cache, sums, held = stages.backward(stage, unit, dy_TD, prefixes.cache, sums, splits, stash, held)
+        dx_TD, caches, sums, held = stages.backward(stage, unit, dy_TD, prefixes.caches, sums, splits, stash, held)
         chex.assert_equal_shape((dx_TD, dy_TD))
         state = state._replace(
-            prefixes=replace(prefixes, cache=cache, grads=sums.prefix),
+            prefixes=replace(prefixes, caches=caches, grads=sums.prefixes),
             weights=replace(state.weights, sums=sums.layers),
         )
         return self._pass_back(tick, self._arrive(tick, state, held or coming), dx_TD, me)
@@ -251,7 +251,7 @@ class Executor(Run):
         # The next forward writes what this backward has read: without an order between them XLA copies the buffers.
         # GPUs heed the barrier; CPUs drop it too early, so there the order is in the slots that are written to.
         name, stash, prefixes = tick.spec.stash.own, state.stash, state.prefixes
-        dx_TD, (cache, tags, kept) = lax.optimization_barrier((dx_TD, (prefixes.cache, state.tags, stash.kept[name])))
+        dx_TD, (caches, tags, kept) = lax.optimization_barrier((dx_TD, (prefixes.caches, state.tags, stash.kept[name])))
         grads = state.grads
         if tick.spec.embeds:
             tokens_T = units.own(self, tick, self.sequences.tokens, 0)
@@ -264,7 +264,7 @@ class Executor(Run):
             dx_TD=register,
             waiting=state.waiting.let_in(self, tick, register),
             order=buffers.after(dx_TD),
-            prefixes=replace(prefixes, cache=cache),
+            prefixes=replace(prefixes, caches=caches),
             tags=tags,
             stash=replace(stash, kept={**stash.kept, name: kept}),
             grads=grads,

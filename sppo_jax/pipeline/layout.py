@@ -7,7 +7,7 @@ are striped: token t belongs to seq member t mod R, which `[.., S / R, R]` and a
 Letters: L layers, v groups a stage, P stages, V vocabulary, D hidden size, B sequences, S tokens, R seq members.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from sppo_jax.environment import set_memory_limits
 from sppo_jax.models.leaves import part_of
-from sppo_jax.pipeline.block import Block, Weights
+from sppo_jax.pipeline.block import Weights
 from sppo_jax.pipeline.host_pool import fill_pools
 from sppo_jax.plan.plan import Plan
 
@@ -78,13 +78,13 @@ def inner_mesh(mesh: Mesh, plan: Plan) -> Mesh:
     return Mesh(devices, ("data", "pipe", *SEQ), axis_types=(AxisType.Auto,) * 4)
 
 
-def to_physical(params: nnx.State, shapes: nnx.State, block: Block, plan: Plan) -> Physical:
+def to_physical(params: nnx.State, shapes: nnx.State, others: Any, plan: Plan) -> Physical:
     """Arranges parameters as the stages hold them (shapes change, values do not).
 
     Args:
         params: layers [L, ...], or [v, P, layers, ...] already.
         shapes: of layers [L, ...].
-        block: has further arrays of the layers.
+        others: further arrays of the layers.
         plan: gives v and P.
     """
     stages, groups = plan.mesh.pipe, plan.schedule.interleave
@@ -98,7 +98,7 @@ def to_physical(params: nnx.State, shapes: nnx.State, block: Block, plan: Plan) 
     head = params["head"][...].T if "head" in params else None
     return Physical(
         embedding_VD=pad(params["embedding"][...]),
-        layers=jax.tree.map(spread, Weights(params["layers"], block.others), Weights(shapes["layers"], block.others)),
+        layers=jax.tree.map(spread, Weights(params["layers"], others), Weights(shapes["layers"], others)),
         final_norm=params["final_norm"],
         head_VD=None if head is None else pad(head),
     )

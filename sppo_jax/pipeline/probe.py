@@ -25,19 +25,20 @@ _POSITIONS = (5, 3)
 _ROUNDING = {"bfloat16": 0.05, "float16": 0.01, "float32": 1e-3, "float64": 1e-9}
 
 
-def check_block(model: nnx.Module) -> None:
-    """Checks that the methods of a model's layers fit the pipeline.
+def check_block(layers: nnx.Module, model: nnx.Module) -> None:
+    """Checks that the methods of layers of one kind fit the pipeline.
 
     Args:
-        model: a `Decoder`, of whose parameters the shapes alone count; values are drawn for one layer.
+        layers: the stacked layers, of whose parameters the shapes alone count; values are drawn for one layer.
+        model: their `Decoder`.
 
     Raises:
         ValueError: the methods mix tokens, draw random numbers, keep state, or give other dtypes or widths.
     """
-    block, name, dtype = Block(model.layers), type(model.layers).__name__, model.dtype
+    block, name, dtype = Block(layers), type(layers).__name__, model.dtype
     hidden_size = model.embedding.get_value().shape[1]
     with jax.ensure_compile_time_eval():
-        weights = Weights(_first_layer(nnx.state(model.layers, nnx.Param)), _first_layer(block.others))
+        weights = Weights(_first_layer(nnx.state(layers, nnx.Param)), _first_layer(block.others))
         x_TD = _noise(0, (2, hidden_size), dtype)
         positions_T = jnp.asarray(_POSITIONS, jnp.int32)
         _check_shapes(block, weights, x_TD, positions_T, name)
@@ -70,7 +71,7 @@ def _noise(seed: int, shape: tuple[int, ...], dtype) -> jax.Array:
 
 def _check_shapes(block: Block, weights: Weights, x_TD, positions_T, name: str) -> None:
     """Checks widths and dtypes of what the methods return."""
-    q, k, v = jax.eval_shape(block.before, weights, x_TD, positions_T)
+    q, k, v, sinks = jax.eval_shape(block.before, weights, x_TD, positions_T)
     size, dtype = x_TD.shape, x_TD.dtype
     for what, got in (("q", q), ("k", k), ("v", v)):
         if len(got.shape) != 3 or got.shape[0] != size[0] or got.shape[2] != q.shape[-1]:
@@ -85,6 +86,9 @@ def _check_shapes(block: Block, weights: Weights, x_TD, positions_T, name: str) 
         heads = f"{q.shape[1]}, {k.shape[1]} and {v.shape[1]}"
         rule = f"{name}.before_attention must return as many heads for k as for v, and a multiple of this number for q"
         _refuse(rule, f"heads of q, k and v: {heads}", "change the heads")
+    if sinks is not None and sinks.shape != (q.shape[1],):
+        rule = f"{name}.before_attention must return sinks as one score for each of the {q.shape[1]} heads of q"
+        _refuse(rule, _text(sinks), "return them as the fourth result, or return q, k and v alone")
     y, shares = jax.eval_shape(partial(_after, block), weights, x_TD, q)
     if y.shape != size or y.dtype != dtype:
         rule = f"{name}.after_attention must return the next layer's input, {list(size)} in {dtype}"
@@ -107,7 +111,7 @@ def _check_state(block: Block, weights: Weights, x_TD, positions_T, name: str) -
     def run(weights, x_TD, positions_T):
         layer = nnx.merge(block.graphdef, weights.params, weights.others, copy=True)
         before = jax.tree.leaves(nnx.state(layer))
-        q_TNH, _, _ = layer.before_attention(x_TD, positions_T)
+        q_TNH, *_ = layer.before_attention(x_TD, positions_T)
         choices = (layer.choose(x_TD, q_TNH),) if block.chooses else ()
         layer.after_attention(x_TD, q_TNH, *choices)
         state = nnx.state(layer)

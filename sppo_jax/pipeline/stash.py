@@ -11,6 +11,7 @@ lines and steps are the same in all pieces.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.compat import to_device, to_host
+from sppo_jax.pipeline.kinds import At
 from sppo_jax.plan.host_pieces import ONE_PIECE, cut_line
 from sppo_jax.program.stash import StashClass
 
@@ -39,11 +41,25 @@ class HostPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """One array a layer stashes: its shape for one layer and how many of its first rows go to the host."""
+    """One array a layer stashes: its shape for one layer and how many of its first rows go to the host.
 
+    Layers of several kinds share an entry where they stash an array of one name and one shape.
+
+    Args:
+        name: of the array.
+        shape: for one layer.
+        dtype: of the array.
+        host_rows: its first rows, which go to the host.
+        kinds: of the layers that have the array.
+        num_layers: layers of a group that have the array.
+    """
+
+    name: str
     shape: tuple[int, ...]
     dtype: jnp.dtype
     host_rows: int
+    kinds: tuple[str | None, ...] = (None,)
+    num_layers: int = 1
 
     @property
     def host_shape(self) -> tuple[int, ...]:
@@ -79,7 +95,7 @@ class StashLayout:
     """The entries of a stash class, and how they lie.
 
     Args:
-        entries: of one layer, by name.
+        entries: by name, which is that of the array unless another entry has arrays of the name.
         num_layers: layers stashed; 1 where only a stage's input is.
         num_slots: slots in device memory.
         again: the entries that make keys and values be there again: the layer inputs, or keys and values. They lie
@@ -104,22 +120,22 @@ class StashLayout:
         One line of all elements does not work: long chunks have more elements than an int32 offset can count. The lines
         of one entry lie together, layer after layer, so that each entry of all layers is one piece of memory.
         """
-        elements = [entry.host_elements for entry in self.entries.values() if entry.host_rows]
-        line = math.gcd(*elements)
-        return (self.num_layers * (sum(elements) // line), line) if line else (0, 0)
+        entries = [entry for entry in self.entries.values() if entry.host_rows]
+        line = math.gcd(*(entry.host_elements for entry in entries))
+        return (sum(entry.num_layers * entry.host_elements for entry in entries) // line, line) if line else (0, 0)
 
     @property
     def _short_by(self) -> int:
         """Lines by which a short row is shorter: those of the attention outputs of all layers, which are the last."""
         if not self.has_short_rows:
             return 0
-        return self.num_layers * sum(shape[0] for name, (_, shape) in self._lines().items() if name in OUTS)
+        return self._lines_of(OUTS)
 
     def kept_buffers(self) -> Arrays:
         """Buffers [slots + 1, layers, ...] in device memory; the last slot is trash."""
-        lead = (self.num_slots + 1, self.num_layers)
-        shapes = {name: (*lead, *entry.kept_shape) for name, entry in self.entries.items() if entry.kept_shape[0] > 0}
-        return {name: jnp.zeros(shape, self.entries[name].dtype) for name, shape in shapes.items()}
+        kept = {name: entry for name, entry in self.entries.items() if entry.kept_shape[0] > 0}
+        lead = self.num_slots + 1
+        return {name: jnp.zeros((lead, one.num_layers, *one.kept_shape), one.dtype) for name, one in kept.items()}
 
     @property
     def _columns(self) -> tuple[int, ...]:
@@ -176,20 +192,24 @@ class StashLayout:
     def _lines(self) -> dict[str, tuple[int, tuple[int, int]]]:
         """First line, and shape in lines of one layer, of each entry that has a host part."""
         (_, line), places, first = self.host_shape, {}, 0
-        for name in sorted(self.entries, key=lambda name: (name not in self.again, name in OUTS)):
-            entry = self.entries[name]
+        for name, entry in sorted(self.entries.items(), key=lambda x: (x[1].name not in self.again, x[1].name in OUTS)):
             if entry.host_rows:
                 shape = (entry.host_elements // line, line)
-                places[name], first = (first, shape), first + self.num_layers * shape[0]
+                places[name], first = (first, shape), first + entry.num_layers * shape[0]
         return places
 
-    def put(self, kept: Arrays, host_part, slot, layer, values: Arrays) -> tuple[Arrays, Pieces | None]:
+    def _lines_of(self, names: tuple[str, ...]) -> int:
+        """Lines of some arrays of all layers."""
+        found = [(self.entries[key], shape) for key, (_, shape) in self._lines().items()]
+        return sum(entry.num_layers * shape[0] for entry, shape in found if entry.name in names)
+
+    def put(self, kept: Arrays, host_part, slot, at: At, values: Arrays) -> tuple[Arrays, Pieces | None]:
         """Stashes one layer's values: kept rows into their slot, host rows into the tick's part."""
         kept, lines = dict(kept), self._lines()
         for name, entry in self.entries.items():
-            if name not in values:
+            if at.kind not in entry.kinds or entry.name not in values:
                 continue
-            value = values[name].reshape(entry.shape)
+            layer, value = at.among(entry.kinds), values[entry.name].reshape(entry.shape)
             if name in kept:
                 kept[name] = buffers.write(kept[name], (slot, layer), value[entry.host_rows :])
             if name in lines:
@@ -214,7 +234,7 @@ class StashLayout:
     @property
     def again_lines(self) -> int:
         """Lines of the entries of `again` of all layers, which are the first."""
-        return self.num_layers * sum(shape[0] for name, (_, shape) in self._lines().items() if name in self.again)
+        return self._lines_of(self.again)
 
     @property
     def _unread_lines(self) -> int:
@@ -225,21 +245,26 @@ class StashLayout:
     def _unread(self) -> tuple[str, ...]:
         return self.again if self.again == KEYS_VALUES else ()
 
-    def get(self, kept: Arrays, fetched, slot, layer) -> Arrays:
+    def get(self, kept: Arrays, fetched, slot, at: At) -> Arrays:
         """Reads back what a layer's backward needs; `fetched` is from `fetch_host`."""
-        skipped = self._unread_lines
+        skipped, unread = self._unread_lines, self._unread
         return {
-            name: self._get_one(name, kept, fetched, slot, layer, skipped)
-            for name in self.entries
-            if name not in self._unread
+            entry.name: self._get_one(name, kept, fetched, slot, at, skipped)
+            for name, entry in self.entries.items()
+            if at.kind in entry.kinds and entry.name not in unread
         }
 
-    def get_again(self, kept: Arrays, fetched, slot, layer) -> Arrays:
+    def get_again(self, kept: Arrays, fetched, slot, at: At) -> Arrays:
         """Reads one layer's entries of `again` back; `fetched` is from `fetch_again`."""
-        return {name: self._get_one(name, kept, fetched, slot, layer, 0) for name in self.again}
+        return {
+            entry.name: self._get_one(name, kept, fetched, slot, at, 0)
+            for name, entry in self.entries.items()
+            if at.kind in entry.kinds and entry.name in self.again
+        }
 
-    def _get_one(self, name: str, kept: Arrays, host_part, slot, layer, skipped: int) -> jax.Array:
+    def _get_one(self, name: str, kept: Arrays, host_part, slot, at: At, skipped: int) -> jax.Array:
         entry, lines, parts = self.entries[name], self._lines(), []
+        layer = at.among(entry.kinds)
         if name in lines:
             first, shape = lines[name]
             first -= skipped
@@ -251,18 +276,27 @@ class StashLayout:
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
-def chunk_entries(stash: StashClass, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, Entry]:
+def chunk_entries(
+    stash: StashClass, shapes: Mapping[str | None, dict[str, jax.ShapeDtypeStruct]], kinds: Sequence[str | None]
+) -> dict[str, Entry]:
     """Returns the entry of each stashed array, with the number of its rows that go to the host.
 
     Args:
         stash: the class.
-        shapes: arrays of one layer: `x`, `chosen`, `out`, `lse`, `k`, `v` with tokens first, and others, which move
-            whole or not at all.
+        shapes: for each kind arrays of one layer: `x`, `chosen`, `out`, `lse`, `k`, `v` with tokens first, and others,
+            which move whole or not at all. Under `WHOLE.kind` those of a group.
+        kinds: of each layer of a group.
     """
     rows = dict.fromkeys(("x", "chosen"), stash.host_inputs) | dict.fromkeys(OUTS, stash.host_attention)
     rows |= dict.fromkeys(KEYS_VALUES, stash.host_kv)
-    entries = {}
-    for name, value in shapes.items():
-        shape = value.shape or (1,)
-        entries[name] = Entry(shape, value.dtype, rows.get(name, shape[0] if stash.host_rest else 0))
+    having: dict[tuple, list[str | None]] = {}
+    for kind, of_kind in shapes.items():
+        for name, value in of_kind.items():
+            having.setdefault((name, value.shape or (1,), value.dtype), []).append(kind)
+    entries: dict[str, Entry] = {}
+    for (name, shape, dtype), found in having.items():
+        key = name if name not in entries else f"{name}.{found[0]}"
+        host_rows = rows.get(name, shape[0] if stash.host_rest else 0)
+        num_layers = sum(kind in found for kind in kinds)
+        entries[key] = Entry(name, shape, dtype, host_rows, tuple(found), num_layers)
     return entries

@@ -3,7 +3,7 @@
 Letters: M sequences of this pipeline, S tokens, R seq members, T tokens of a tick on one device, D hidden size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -90,19 +90,19 @@ def changed(state: State, change: Callable[[str, Mechanism], Mechanism]) -> Stat
     return state._replace(**{name: change(name, part) for name, part in mechanisms_of(state).items()})
 
 
-def evaluation_state(run: Run, cache_shape: tuple[int, ...]) -> EvaluationState:
+def evaluation_state(run: Run, cache_shapes: Sequence[tuple[int, ...]]) -> EvaluationState:
     """Allocates everything that the ticks of an evaluation write to.
 
     Args:
         run: gives all other shapes.
-        cache_shape: [layers, K, S, H] of one slot of one device.
+        cache_shapes: [layers, K, S, H] of one slot of each cache of one device.
     """
     shape, register = run.sequences.tokens.shape, _register(run)
     return EvaluationState(
         x_TD=register,
-        tags=_tags(run, cache_shape),
+        tags=_tags(run, cache_shapes),
         weights=LayerWeights.begin(run, train=False),
-        prefixes=Prefixes.begin(run, cache_shape),
+        prefixes=Prefixes.begin(run, cache_shapes),
         waiting=WaitingRoom.begin(run, register),
         losses_MS=jnp.zeros(shape, accumulator(run.vocabulary_tables.dtype)),
         hits_MS=jnp.zeros(shape, bool),
@@ -110,13 +110,16 @@ def evaluation_state(run: Run, cache_shape: tuple[int, ...]) -> EvaluationState:
 
 
 def training_state(
-    run: Run, cache_shape: tuple[int, ...], kv_grad_dtype, host: dict[StashClass, Pieces] | None = None
+    run: Run,
+    cache_shapes: Sequence[tuple[int, ...]],
+    kv_grad_dtype,
+    host: dict[StashClass, Pieces] | None = None,
 ) -> TrainingState:
     """Allocates everything that the ticks of a training step write to.
 
     Args:
         run: gives all other shapes.
-        cache_shape: [layers, K, S, H] of one slot of one device.
+        cache_shapes: [layers, K, S, H] of one slot of each cache of one device.
         kv_grad_dtype: dtype in which dK and dV are gathered.
         host: the stash on the host where the step is given it.
     """
@@ -125,10 +128,10 @@ def training_state(
     norm = jax.tree.map(lambda x: jnp.zeros(x.shape, accumulator(x.dtype)), run.final_norm)
     return TrainingState(
         x_TD=register,
-        tags=_tags(run, cache_shape),
+        tags=_tags(run, cache_shapes),
         weights=LayerWeights.begin(run, train=True),
         stash=Stash.begin(run, host),
-        prefixes=Prefixes.begin(run, cache_shape, kv_grad_dtype),
+        prefixes=Prefixes.begin(run, cache_shapes, kv_grad_dtype),
         waiting=WaitingRoom.begin(run, register),
         dx_TD=register,
         head_dx=jnp.zeros((program.num_head_slots, share, tables.hidden_size), tables.dtype),
@@ -136,14 +139,19 @@ def training_state(
         grads=Physical(layers=(), final_norm=norm, **{"head_VD": None} | tables.totals()),
         loss=jnp.zeros((), accumulator(tables.dtype)),
         order=jnp.zeros((), jnp.int32),
-        shares_MvnW=run.stage.shares.zeros(run.stage.num_layers) if run.stage.shares else None,
+        shares_MvnW=run.stage.shares.zeros(_num_sharing(run)) if run.stage.shares else None,
     )
+
+
+def _num_sharing(run: Run) -> int:
+    """Returns the layers of a group that return shares."""
+    return run.stage.layers.count(run.stage.layers.shares)
 
 
 def _register(run: Run) -> jax.Array:
     return jnp.zeros((run.program.max_tokens, run.vocabulary_tables.hidden_size), run.vocabulary_tables.dtype)
 
 
-def _tags(run: Run, cache_shape: tuple[int, ...]) -> Tags:
-    shape = (run.program.num_sequence_slots, run.plan.ring, cache_shape[-2])
+def _tags(run: Run, cache_shapes: Sequence[tuple[int, ...]]) -> Tags:
+    shape = (run.program.num_sequence_slots, run.plan.ring, cache_shapes[0][-2])
     return Tags(*(jnp.zeros(shape, jnp.int32) for _ in range(2)))

@@ -45,19 +45,24 @@ def unit(run: Run, tick: Tick, passes: str, tags: Tags) -> Unit:
     me = vocabulary.stage_index(run.num_stages)
     positions_T = own(run, tick, run.sequences.positions, me)
     slots = (tick.row[name][me] for name in ("group", "weights.slot", "weights.sum_slot"))
-    found = Unit(*slots, chunk(run, tick, passes, tags), positions_T, tick.row["stash.slot"][me])
+    found = Unit(*slots, chunks(run, tick, passes, tags), positions_T, tick.row["stash.slot"][me])
     if run.stage.shares is None or not run.train:
         return found
     is_real_T = real(run, tick, me) & (own(run, tick, run.sequences.documents, me) >= 0)
     return found._replace(sequence=tick.row["sequence"][me], is_real_T=is_real_T)
 
 
-def chunk(run: Run, tick: Tick, passes: str, tags: Tags) -> Chunk:
-    """Returns this device's chunk."""
+def chunks(run: Run, tick: Tick, passes: str, tags: Tags) -> dict[int, Chunk]:
+    """Returns this device's chunk, with the masks of each window of its layers."""
+    windows, how = dict.fromkeys(run.stage.layers.windows.values()), split(run, passes)
+    return {window: _chunk(run, tick, how._replace(window=window), tags) for window in windows}
+
+
+def _chunk(run: Run, tick: Tick, how: Split, tags: Tags) -> Chunk:
     me, ring, row = vocabulary.stage_index(run.num_stages), run.plan.ring, tick.row
     start, length = row["start"][me] // ring, row["length"][me] // ring
     size, resident = tick.spec.tokens * run.plan.ulysses, tags.take(row["sequence_slot"][me])
-    how, chosen = split(run, passes), None
+    chosen = None
     if run.modes is not None:
         chosen = _teams(run, tick, resident, (start, length, size), how)
         length = jnp.where(chosen.is_stream, length, 0)

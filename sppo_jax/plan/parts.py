@@ -23,10 +23,21 @@ _MODEL_FIELDS = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv
 _EXPERTS_FIELDS = ("experts.count", "experts.chosen", "experts.size", "experts.shared_size")
 
 
-def model_shape(model: Any) -> dict[str, int]:
+def model_shape(model: Any) -> dict[str, int | str]:
     """Returns what a plan depends on of a `config.ModelConfig`, by the names of the fields."""
+    found = _shape(model, _MODEL_FIELDS)
+    if not model.layers:
+        return found
+    kinds = dict.fromkeys(model.kind_names)
+    of_kinds = {name: _shape(model.of_kind(name), _MODEL_FIELDS[3:]) for name in kinds}
+    parts = {f"kinds.{name}.{field}": size for name, shape in of_kinds.items() for field, size in shape.items()}
+    return {**found, "layers": model.layers, **parts}
+
+
+def _shape(model: Any, fields: tuple[str, ...]) -> dict[str, int | str]:
     of_mlp = _EXPERTS_FIELDS if model.experts.count else ("mlp_size",)
-    return {name: attrgetter(name)(model) for name in (*_MODEL_FIELDS, *of_mlp)}
+    of_window = ("sliding_window",) * bool(model.sliding_window)
+    return {name: attrgetter(name)(model) for name in (*fields, *of_mlp, *of_window)}
 
 
 @dataclass(frozen=True, kw_only=True)

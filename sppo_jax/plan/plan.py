@@ -89,7 +89,7 @@ class Plan:
     saves: str = "async"
     host_pieces: tuple[int, ...] = ONE_PIECE
     host_arrays: HostArrays = HostArrays()
-    model: dict[str, int] = field(default_factory=dict, hash=False)
+    model: dict[str, int | str] = field(default_factory=dict, hash=False)
     reasons: dict[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

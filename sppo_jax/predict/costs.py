@@ -8,6 +8,7 @@ Departures from the papers, each because the program that runs is another one:
   cuDNN's kernel; a linear layer's is 2 times. SPPO, Seq1F1B and the usual `6 P` rule take 2 for both; at a million
   tokens a step is then at least a seventh too short.
 * Causal attention counts the pairs that exist, `tokens * start + tokens^2 / 2`; PipeOffload's formula counts all keys.
+  With a window these are the pairs within it, at a lower rate (`WINDOW_RATE`).
 * The fused kernel's forward takes whole waves of queries and both passes have a tail (`kernel_pairs`). SPPO
   lets one efficiency fall with the length of a chunk.
 * A tick is lock-step: the linear parts of a chunk shorter than its tick are charged for the padding, and collectives
@@ -44,7 +45,7 @@ from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, chunk_pairs, hea
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.experts import ExpertWork, expert_work
 from sppo_jax.predict.stage_params import stage_params, table_params
-from sppo_jax.program.ring import AttentionShape, Ring
+from sppo_jax.program.ring import AttentionShape, Ring, mixed_shape
 from sppo_jax.schedule.table import TickShape, Unit, chunk_starts
 
 # What the fused kernel takes longer than its pairs, as keys of each query: the wait for the longest diagonal tiles (in
@@ -52,6 +53,9 @@ from sppo_jax.schedule.table import TickShape, Unit, chunk_starts
 # `hardware/cluster.py` names.
 _TAIL_WAVES, _BACKWARD_TOKENS = 0.75, 160
 _FLOAT32 = 4
+# The share of its FLOP/s that a kernel reaches in a window, where a mask cuts many of its tiles: a guess. Where whole
+# blocks are counted, the rate is that of whole blocks.
+WINDOW_RATE = 0.5
 # The tick of a chunk by itself.
 ALONE = TickShape(0, 0)
 # Passes over float32 parameters at the end of a step: the update reads four arrays (parameters, gradients and both
@@ -104,6 +108,26 @@ class Recompute(NamedTuple):
     kv: bool = False
 
 
+class AttentionOfKind(NamedTuple):
+    """Attention of the layers of one kind.
+
+    Attributes:
+        share: of all layers, those of the kind.
+        pair_flops: FLOPs of a query and a key that it attends to, over all heads.
+        num_heads: query heads.
+        head_dim: elements of a head.
+        kv_width: elements of a token's keys over all devices, replicated where `ulysses` needs it.
+        window: tokens that a token attends to; 0: all before it.
+    """
+
+    share: float
+    pair_flops: float
+    num_heads: int
+    head_dim: int
+    kv_width: int
+    window: int
+
+
 class Weights(NamedTuple):
     """Where the weights of a stage are during a step.
 
@@ -126,12 +150,11 @@ class CostModel:
     """Seconds of the units of a schedule on one kind of device; made by `cost_model`.
 
     Args:
-        layer: costs of a layer.
+        layer: costs of a layer, a mean where layers are of several kinds.
         layers: layers of a virtual stage.
         head_flops: FLOPs of a token in the whole head, forward and backward.
         params: parameters of a stage with its share of the vocabulary.
-        kv_heads: key-value heads over all devices, replicated where `ulysses` needs it.
-        head_dim: elements of a head.
+        attention: of each kind of layer.
         mesh: devices along each axis.
         ulysses: devices over which heads are spread.
         ring: the ring, and what travels on it.
@@ -144,14 +167,14 @@ class CostModel:
         num_tables: 2, or 1 where the embedding and the head are tied.
         host_params: a device's parameters in matrices of layers, and in tables, that wait on the host; else 0.
         experts: the work of a layer's experts; None without.
+        with_experts: share of the layers that have experts.
     """
 
     layer: LayerCosts
     layers: int
     head_flops: float
     params: int
-    kv_heads: int
-    head_dim: int
+    attention: tuple[AttentionOfKind, ...]
     mesh: MeshShape
     ulysses: int
     ring: Ring
@@ -164,6 +187,7 @@ class CostModel:
     num_tables: int
     host_params: tuple[int, int] = (0, 0)
     experts: ExpertWork | None = None
+    with_experts: float = 1
 
     def seconds(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
         """Returns the seconds of a unit: its compute, what it sends, and what any tick takes.
@@ -200,28 +224,40 @@ class CostModel:
         """The functions behind `transfer_s`, by kind."""
         return {kind: transfer_seconds(self, kind) for kind in "FBH"}
 
-    @cached_property
-    def wave_tokens(self) -> float:
-        """Tokens of a chunk whose queries occupy all compute units of the fused kernel once; 0: not counted."""
+    @property
+    def kv_width(self) -> float:
+        """Elements of a token's keys over all devices, in the mean of all layers."""
+        return sum(kind.share * kind.kv_width for kind in self.attention)
+
+    def wave_tokens(self, kind: AttentionOfKind) -> float:
+        """Returns the tokens of a chunk whose queries occupy all units of the fused kernel once; 0: not counted."""
         device = self.cluster.device
-        if device.attention_block or self.ring.kernel != "cudnn":
+        if device.attention_block or self.ring.kernel != "cudnn" or kind.window:
             return 0.0
-        return device.attention_rows * self.mesh.seq * self.head_dim / self.layer.attention_elements
+        return device.attention_rows * self.mesh.seq / kind.num_heads
 
     def token_s(self, kind: str) -> float:
         """Returns the seconds of the linear layers for one token of a device."""
-        return self._compute_rates[kind][0]
+        return self._token_rates[kind]
 
     def pair_s(self, kind: str) -> float:
-        """Returns the seconds of a (query, key) pair that a forward of attention computes."""
-        return self._compute_rates[kind][1] / self.mesh.seq
+        """Returns the seconds of a (query, key) pair that a forward of attention computes, in all layers."""
+        return sum(map(self.pair_s_of, self.attention)) * (kind != "H")
+
+    def pair_s_of(self, kind: AttentionOfKind) -> float:
+        """Returns the seconds of a (query, key) pair forward, in the layers of a kind of a virtual stage."""
+        device = self.cluster.device
+        flops_s = device.attention_flops_s(self.compute_bytes, self.ring.kernel, kind.head_dim)
+        if kind.window and not device.attention_block:
+            flops_s *= WINDOW_RATE
+        return self.layers * kind.share * kind.pair_flops / flops_s / self.mesh.seq
 
     def ends_s(self, kind: str, tokens: float) -> float:
         """Returns by how many seconds a tick of so many tokens is longer if it has ends."""
         token_s = self.token_transfer_s[kind, True, False] - self.token_transfer_s[kind, False, False]
         return token_s * tokens / self.mesh.seq + self.table_s[kind]
 
-    def ring_bytes(self, kind: str, tokens: int, reach: int) -> int:
+    def ring_bytes(self, kind: str, tokens: int, reach: int) -> float:
         """Returns the bytes that a device sends on the ring in one layer of a tick.
 
         Args:
@@ -233,7 +269,7 @@ class CostModel:
         key = tokens, ring.bound(reach)
         if key not in self._ring_bytes:
             passes = ring.passes(tokens, reach)
-            of_kinds = (
+            of_kinds: tuple[float, float] = (
                 ring.forward_bytes(passes.forward, tokens, passes.bound),
                 ring.backward_bytes(passes.backward, tokens, passes.bound),
             )
@@ -290,28 +326,25 @@ class CostModel:
         return seconds
 
     @cached_property
-    def _ring_bytes(self) -> dict[tuple[int, int], tuple[int, int]]:
+    def _ring_bytes(self) -> dict[tuple[int, int], tuple[float, float]]:
         """What is known of `ring_bytes`: forward and backward, by tokens and by the keys that may travel."""
         return {}
 
     @cached_property
-    def _compute_rates(self) -> dict[str, tuple[float, float]]:
-        """Seconds of a token of a device and of a (query, key) pair forward, over the layers of a virtual stage."""
-        device = self.cluster.device
-        linear_flops_s = device.linear_flops_s(self.compute_bytes)
-        attention_flops_s = device.attention_flops_s(self.compute_bytes, self.ring.kernel, self.head_dim)
+    def _token_rates(self) -> dict[str, float]:
+        """Seconds of a token of a device over the layers of a virtual stage, attention aside."""
+        linear_flops_s = self.cluster.device.linear_flops_s(self.compute_bytes)
         token_s = self.layers * self.layer.linear_flops / linear_flops_s
         # What a backward computes again of experts whatever the stash saves.
         experts_s = (self._experts_again - self.recompute.linear) * self.layers * self.layer.expert_flops
         experts_s /= linear_flops_s
-        pair_s = self.layers * self.layer.pair_flops / attention_flops_s
         kv_flops = 2 * self.layer.input_elements * self.layer.kv_elements
         kv_s = self.recompute.rewrite_kv * self.recompute.kv * self.layers * kv_flops / linear_flops_s
         head_s = self.head_flops / (linear_flops_s * self.mesh.pipe)
         return {
-            "F": (token_s, pair_s),
-            "B": (token_s * (LINEAR_BACKWARD + self.recompute.linear) + experts_s + kv_s, pair_s),
-            "H": (head_s, 0.0),
+            "F": token_s,
+            "B": token_s * (LINEAR_BACKWARD + self.recompute.linear) + experts_s + kv_s,
+            "H": head_s,
         }
 
     @property
@@ -331,6 +364,7 @@ class CostModel:
         if work is None:
             return None
         device, layers, size = self.cluster.device, self.layers, self.compute_bytes
+        share = self.with_experts
         row_s = layers * self.layer.expert_flops / work.chosen / device.linear_flops_s(size)
         again = self._experts_again if kind == "B" else 0
         row_s *= LINEAR_BACKWARD + again if kind == "B" else 1
@@ -340,7 +374,7 @@ class CostModel:
             moved = work.moved_bytes(kind, local, size)
             if again >= 1:
                 moved += work.moved_bytes("F", local, size)
-            return row_s * (work.rows(local) - local * work.chosen) + layers * moved / device.hbm_bytes_s
+            return row_s * (work.rows(local) - local * work.chosen) + layers * share * moved / device.hbm_bytes_s
 
         return seconds
 
@@ -359,11 +393,11 @@ class CostModel:
             Bytes for each token up to the end of the chunk, and bytes besides.
         """
         copied, added = 2 * self.compute_bytes, 2 * self.compute_bytes + 2 * _FLOAT32
-        prefix = self.layers / self.ring.members * 2 * self.kv_heads / self.ulysses * self.head_dim
+        prefix = self.layers / self.ring.members * 2 * self.kv_width / self.ulysses
         if kind == "F":
             return prefix * copied, 0.0
         # The gradients of experts are sums in float32, which are read as part of the experts' work.
-        of_experts = self.experts.sums_bytes(2 * _FLOAT32 - added) if self.experts is not None else 0
+        of_experts = self.experts.sums_bytes(2 * _FLOAT32 - added) * self.with_experts if self.experts else 0
         return prefix * (again * copied + copied + added), self.layers * (self.layer.params * added + of_experts)
 
     @cached_property
@@ -421,7 +455,7 @@ class CostModel:
         keys and values are written again: k and v.
         """
         layer, size, sum_bytes = self.layer, self.compute_bytes, self.ring.shape.sum_bytes
-        kv, rows = 2 * self.kv_heads * self.head_dim, sum_bytes * layer.lse_elements
+        kv, rows = 2 * self.kv_width, sum_bytes * layer.lse_elements
         forward = (2 * layer.attention_elements + kv) * size + rows
         summary = layer.attention_elements * size if self.ring.kernel == "cudnn" else rows
         backward = 3 * layer.attention_elements * size + sum_bytes * kv + rows + summary
@@ -452,20 +486,14 @@ def cost_model(
         raise ValueError(f"ulysses * ring must be mesh.seq={mesh.seq}, got {ulysses} * {ring}; change a factor")
     stage_layers = -(-model.num_layers // mesh.pipe)
     params = stage_params(model, stage_layers, mesh.pipe, mesh.data, mesh.seq)
-    kv_heads = math.lcm(model.num_kv_heads, ulysses)
-    heads = AttentionShape(
-        num_heads=model.num_heads // ulysses,
-        num_kv_heads=kv_heads // ulysses,
-        head_dim=model.head_dim,
-        itemsize=stage.compute_bytes,
-    )
+    kinds = model.counts(model.num_layers)
+    with_experts = [(kind, count) for kind, count in kinds if kind.experts.count]
     return CostModel(
         layer=layer_costs(model),
         layers=stage.layers,
         head_flops=3 * head_flops(model),
         params=params.whole,
-        kv_heads=kv_heads,
-        head_dim=model.head_dim,
+        attention=tuple(_attention(kind, count / model.num_layers, stage) for kind, count in kinds),
         mesh=mesh,
         ulysses=ulysses,
         ring=Ring(
@@ -474,7 +502,7 @@ def cost_model(
             length=stage.length,
             asked=stage.ring_pass,
             kernel=stage.kernel,
-            shape=heads,
+            shape=mixed_shape([(_heads(kind, stage), count) for kind, count in kinds]),
         ),
         compute_bytes=stage.compute_bytes,
         recompute=recompute,
@@ -484,7 +512,30 @@ def cost_model(
         table_params=table_params(model, mesh.pipe) if weights.gathers_tables else 0,
         num_tables=num_tables(model),
         host_params=(params.matrices, params.tables) if weights.on_host else (0, 0),
-        experts=expert_work(model, cluster.device.platform),
+        experts=expert_work(with_experts[0][0], cluster.device.platform) if with_experts else None,
+        with_experts=sum(count for _, count in with_experts) / model.num_layers,
+    )
+
+
+def _attention(model: ModelConfig, share: float, stage: StageShape) -> AttentionOfKind:
+    return AttentionOfKind(
+        share=share,
+        pair_flops=layer_costs(model).pair_flops,
+        num_heads=model.num_heads,
+        head_dim=model.head_dim,
+        kv_width=math.lcm(model.num_kv_heads, stage.ulysses) * model.head_dim,
+        window=model.window_within(stage.length),
+    )
+
+
+def _heads(model: ModelConfig, stage: StageShape) -> AttentionShape:
+    """Returns the attention of one device in a model whose layers are alike."""
+    return AttentionShape(
+        num_heads=model.num_heads // stage.ulysses,
+        num_kv_heads=math.lcm(model.num_kv_heads, stage.ulysses) // stage.ulysses,
+        head_dim=model.head_dim,
+        itemsize=stage.compute_bytes,
+        window=model.window_within(stage.length) // stage.ring if stage.kernel == "cudnn" else 0,
     )
 
 
@@ -503,7 +554,7 @@ def whole_seconds(costs: CostModel, kind: str) -> UnitSeconds:
 def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
     """Returns the seconds in which a unit of a kind computes."""
     device, seq = costs.cluster.device, costs.mesh.seq
-    linear_s, pair_s = costs.token_s(kind), costs.pair_s(kind)
+    linear_s = costs.token_s(kind)
     extra_s = linear_s * device.overhead_tokens  # a short matmul waits for its weights, as if it had some tokens more
     linear_s /= seq
 
@@ -514,24 +565,33 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
         return head_seconds
     once, again = ([amount / device.hbm_bytes_s for amount in costs.memory_bytes(kind, one)] for one in (False, True))
     recomputes, recompute_reach = costs.recompute.attention, costs.recompute.reach
-    pairs_of, backward, experts_s = kernel_pairs(costs), device.attention_backward, costs.experts_s(kind)
+    backward, experts_s, width = device.attention_backward, costs.experts_s(kind), costs.kv_width
+    kinds = [
+        (costs.pair_s_of(one), kernel_pairs(costs, one), one.share * one.kv_width / width, one.window)
+        for one in costs.attention
+    ]
 
     def seconds(start: int, tokens: int, padded: int = 0, reach: int = 0, has_ends: bool = True) -> float:
         end = start + tokens
         recomputed = recomputes and max(end, reach) <= recompute_reach
         prefix_s, fixed_s = again if recomputed else once
-        pairs, back_pairs = pairs_of(start, tokens)
-        if kind == "B":
-            pairs = backward * back_pairs + (pairs if recomputed else 0.0)
+        attention_s = read = 0.0
+        for pair_s, pairs_of, share, window in kinds:
+            pairs, back_pairs = pairs_of(start, tokens)
+            if kind == "B":
+                pairs = backward * back_pairs + (pairs if recomputed else 0.0)
+            attention_s += pair_s * pairs
+            # Of the prefix a window reads its own keys alone.
+            read += share * (tokens + window if window and window < start else end)
         longer = tokens if tokens > padded else padded
         besides = experts_s(longer) if experts_s is not None else 0.0
-        return linear_s * longer + besides + extra_s + prefix_s * end + fixed_s + pair_s * pairs
+        return linear_s * longer + besides + extra_s + prefix_s * read + fixed_s + attention_s
 
     return seconds
 
 
-def kernel_pairs(costs: CostModel) -> Callable[[int, int], tuple[float, float]]:
-    """Returns the (query, key) pairs that the kernel takes the time of for a chunk, forward and backward.
+def kernel_pairs(costs: CostModel, kind: AttentionOfKind) -> Callable[[int, int], tuple[float, float]]:
+    """Returns the (query, key) pairs that a kind's kernel takes the time of for a chunk, forward and backward.
 
     The blockwise kernel computes whole blocks. The fused kernel's forward deals tiles of queries to the compute
     units. Tiles that meet the whole prefix take equally long, so a last wave of tiles that is not full takes as
@@ -539,11 +599,12 @@ def kernel_pairs(costs: CostModel) -> Callable[[int, int], tuple[float, float]]:
     tiles of keys, of which a long prefix has enough.
     """
     # Every ring member has its own blocks, of tokens that lie `ring` apart.
-    block, wave = costs.cluster.device.attention_block * costs.ring.members, costs.wave_tokens
+    block, window = costs.cluster.device.attention_block * costs.ring.members, kind.window
+    wave = costs.wave_tokens(kind)
     if block:
-        return lambda start, tokens: (block_pairs(start, tokens, block),) * 2
+        return lambda start, tokens: (block_pairs(start, tokens, block, window),) * 2
     if not wave:
-        return lambda start, tokens: (chunk_pairs(start, tokens),) * 2
+        return lambda start, tokens: (chunk_pairs(start, tokens, window),) * 2
     tail, ceil = _TAIL_WAVES * wave, math.ceil
 
     def pairs(start: int, tokens: int) -> tuple[float, float]:

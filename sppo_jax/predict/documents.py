@@ -27,4 +27,5 @@ def costs_of_documents(costs: CostModel, attended: float) -> CostModel:
         costs: the seconds of units of sequences of one document.
         attended: the share, 0..1.
     """
-    return replace(costs, layer=replace(costs.layer, pair_flops=costs.layer.pair_flops * attended))
+    attention = tuple(kind._replace(pair_flops=kind.pair_flops * attended) for kind in costs.attention)
+    return replace(costs, attention=attention)

@@ -6,6 +6,7 @@ bytes of a plan, and the least counts of a choice give their lower bound.
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -153,8 +154,9 @@ def _gathered_experts(shape: MemoryShape, held: Held) -> list[Holder]:
     """Returns the experts of a second group: in each tick of a lone chunk those of the group before lie in the loop."""
     if shape.weights == "resident" or not held.is_one_chunk:
         return []
-    params = sum(map(math.prod, expert_arrays(shape.model)))
-    return [Holder("weights", shape.layers * params * shape.compute_bytes, BACKWARD | {"forward"})] if params else []
+    of_kinds = shape.model.counts(shape.layers)
+    params = sum(count * sum(map(math.prod, expert_arrays(kind))) for kind, count in of_kinds)
+    return [Holder("weights", params * shape.compute_bytes, BACKWARD | {"forward"})] if params else []
 
 
 def _gradients(shape: MemoryShape, held: Held) -> list[Holder]:
@@ -168,7 +170,7 @@ def _gradients(shape: MemoryShape, held: Held) -> list[Holder]:
             # The embedding's sum begins with the last group, when no keys and values are made again.
             totals -= stage.matrices + stage.tables - stage.tables // num_tables(shape.model)
         group = slot_counts(held.num_stages, held.num_groups, "keep")[1] * _params_of_group(shape)
-        if not shape.model.experts.count:
+        if not any(kind.experts.count for kind, _ in shape.model.counts(shape.layers)):
             return [Holder("grads", (group + totals) * size + leaving, first)]
         # The first scatter makes the totals, and waits for the sums of the last group: so compiled with experts.
         later = first - {"turn"} if held.heads_first else first
@@ -206,10 +208,13 @@ def _tables(shape: MemoryShape, held: Held) -> list[Holder]:
 
 def _prefixes(shape: MemoryShape, stash: StashPlan, held: Held) -> list[Holder]:
     """Returns keys and values with their gradients, of all layers of the groups that have some."""
-    head_dim = shape.model.head_dim
-    if shape.platform == "tpu":
-        head_dim = -(-head_dim // _TPU_LANES) * _TPU_LANES
-    of_group = shape.layers * held.prefix_tokens * 2 * kv_heads_per_device(shape.model, shape.ulysses) * head_dim
+    lanes = _TPU_LANES if shape.platform == "tpu" else 1
+    of_kinds = shape.model.counts(shape.layers)
+    elements = (
+        count * kv_heads_per_device(kind, shape.ulysses) * (-(-kind.head_dim // lanes) * lanes)
+        for kind, count in of_kinds
+    )
+    of_group = held.prefix_tokens * 2 * sum(elements)
     kv = of_group * held.kv_prefixes * shape.compute_bytes
     sum_bytes = 2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes
     backward = BACKWARD | {"tables"} if held.heads_first else TICKS
@@ -253,7 +258,25 @@ def _between(shape: MemoryShape, held: Held) -> list[Holder]:
 
 
 def _work(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Numbers) -> list[Holder]:
-    """Returns what the forward or the backward of a layer works on."""
+    """Returns what the forward or the backward of a layer works on; of layers of several kinds what the widest does."""
+    of_kinds = [
+        _work_of_kind(replace(shape, model=kind), stash, held, numbers) for kind, _ in shape.model.counts(shape.layers)
+    ]
+    if len(of_kinds) == 1:
+        return of_kinds[0]
+    # Holders of one name and one set of moments share their room.
+    widest: dict[tuple, float] = {}
+    for found in of_kinds:
+        sizes: dict[tuple, float] = {}
+        for holder in found:
+            key = holder.name, holder.moments
+            sizes[key] = sizes.get(key, 0) + holder.size_bytes
+        widest |= {key: max(size, widest.get(key, 0)) for key, size in sizes.items()}
+    return [Holder(name, size, moments) for (name, moments), size in widest.items()]
+
+
+def _work_of_kind(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Numbers) -> list[Holder]:
+    """Returns what the forward or the backward of a layer of one kind works on."""
     model, size, tokens = shape.model, shape.compute_bytes, held.tick_tokens
     layer = layer_costs(model)
     # Under ulysses heads of keys and values are replicated until they divide evenly.
@@ -382,7 +405,7 @@ def _adds_embedding_last(shape: MemoryShape, held: Held) -> bool:
 
 
 def _params_of_group(shape: MemoryShape) -> int:
-    return shape.layers * layer_costs(shape.model).params
+    return int(shape.layers * layer_costs(shape.model).params)
 
 
 def _params_of_tables(shape: MemoryShape, num_stages: int) -> int:

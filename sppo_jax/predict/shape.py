@@ -19,6 +19,7 @@ class MemoryShape:
         platform: the compiler, "cpu", "gpu" or "tpu".
         groups: whether documents may have their own teams of devices.
         kernel: the attention kernel; see `plan.Plan`.
+        length: tokens of a sequence; 0: not known, and no window counts.
         weights: what a device holds of its stage's layers during a step; see `plan.Plan`.
         optimizer: where parameters and moments wait; see `plan.Plan`.
     """
@@ -32,6 +33,7 @@ class MemoryShape:
     platform: str = "gpu"
     groups: bool = False
     kernel: str = "blockwise"
+    length: int = 0
     weights: str = "resident"
     optimizer: str = "device"
 

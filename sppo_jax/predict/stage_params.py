@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.models.counts import expert_arrays, layer_matrices, layer_vectors, num_tables
+from sppo_jax.models.counts import expert_arrays, layer_matrices, layer_params, layer_vectors, num_tables
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.program.spread import padded, spread
 
@@ -38,11 +38,12 @@ def stage_params(model: ModelConfig, layers: int, pipe: int, data: int, seq: int
         data: pipelines.
         seq: devices of a stage in one pipeline.
     """
-    arrays = [*layer_matrices(model), *layer_vectors(model)]
     table, tables = (-(-model.vocab_size // pipe), model.hidden_size), num_tables(model)
-    whole = layers * sum(map(math.prod, arrays)) + tables * math.prod(table)
-    matrices = layers * sum(_share(dims, data, seq) for dims in layer_matrices(model))
-    vectors = layers * sum(_share(dims, data, seq) for dims in layer_vectors(model))
+    whole, matrices, vectors = tables * math.prod(table), 0, 0
+    for kind, count in model.counts(layers):
+        whole += count * layer_params(kind)
+        matrices += count * sum(_share(dims, data, seq) for dims in layer_matrices(kind))
+        vectors += count * sum(_share(dims, data, seq) for dims in layer_vectors(kind))
     of_tables = tables * _share(table, data, seq)
     # Every device has the final norm.
     own = matrices + vectors + of_tables + model.hidden_size
@@ -60,7 +61,7 @@ def table_params(model: ModelConfig, num_stages: int) -> int:
 
 
 def largest_matrix(model: ModelConfig) -> int:
-    """Returns the parameters of a layer's largest matrix, those of experts aside."""
+    """Returns the parameters of a layer's largest matrix, those of experts aside, where all layers are alike."""
     experts = expert_arrays(model)
     return max(math.prod(dims) for dims in layer_matrices(model) if dims not in experts)
 

@@ -52,13 +52,14 @@ def token_bytes(shape: MemoryShape, stash: StashPlan) -> TokenBytes:
     rest = layer.rest_elements * size + shape.sum_bytes * layer.rest_sums
     # Without the layers' inputs, the virtual stage's input is what everything is computed from.
     chunk_input = inputs if stash.inputs == "recompute" else 0
+    # Of several kinds of layers these are means, which times the layers of a group are whole.
     return TokenBytes(
-        kept=shape.layers * (of_place["keep"] + (rest if stash.rest == "keep" else 0)) + chunk_input,
-        shared=shape.layers * of_place["host"],
-        rest=shape.layers * rest if stash.rest == "host" else 0,
-        kv=shape.layers * layer.kv_elements * size if stash.kv == "host" else 0,
-        kept_attention=shape.layers * attention if stash.attention == "keep" else 0,
-        shared_attention=shape.layers * attention if stash.attention == "host" else 0,
+        kept=int(shape.layers * (of_place["keep"] + (rest if stash.rest == "keep" else 0))) + chunk_input,
+        shared=int(shape.layers * of_place["host"]),
+        rest=int(shape.layers * rest) if stash.rest == "host" else 0,
+        kv=int(shape.layers * layer.kv_elements) * size if stash.kv == "host" else 0,
+        kept_attention=int(shape.layers * attention) if stash.attention == "keep" else 0,
+        shared_attention=int(shape.layers * attention) if stash.attention == "host" else 0,
     )
 
 

@@ -45,9 +45,12 @@ def workspace_bytes(shape: MemoryShape, tokens: int, prefix_tokens: int) -> int:
     """
     if shape.kernel != "cudnn":
         return 0
-    model, queries = shape.model, tokens * shape.ulysses
+    # A band begins with as many queries that are none as its window has keys; it has no tiles of the past.
+    model = shape.model
+    window = model.window_within(shape.length) // (shape.seq // shape.ulysses)
+    queries = tokens * shape.ulysses + window
     heads = kv_heads_per_device(model, shape.ulysses)
-    tile = past_tile(prefix_tokens, heads * model.head_dim * shape.compute_bytes)
+    tile = 0 if window else past_tile(prefix_tokens, heads * model.head_dim * shape.compute_bytes)
     return backward_bytes(
         num_heads=model.num_heads // shape.ulysses,
         num_kv_heads=heads,

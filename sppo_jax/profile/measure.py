@@ -225,7 +225,7 @@ def _layer_seconds(timer: Timer, model: ModelConfig, layer: DecoderLayer, tokens
 
     def forward(state):
         x, weights = state
-        q, k, v = block.before(weights, x, positions_T)
+        q, k, v, _ = block.before(weights, x, positions_T)
         return block.after(weights, x, q + jnp.repeat(k + v, groups, axis=1))[0], weights
 
     def make_backward():

@@ -13,7 +13,7 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.program.counters import with_short_loops
 from sppo_jax.program.fold import fold, num_segments
 from sppo_jax.program.prefixes import Prefixes, PrefixesSpec
-from sppo_jax.program.ring import AttentionShape, Ring, RingPasses
+from sppo_jax.program.ring import AttentionShape, MixedShape, Ring, RingPasses
 from sppo_jax.program.rows import Rows
 from sppo_jax.program.stash import Stash, StashSpec
 from sppo_jax.program.tick_rows import unit_rows
@@ -105,7 +105,7 @@ class Program:
     max_tokens: int
 
 
-def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
+def lower(plan: Plan, shape: AttentionShape | MixedShape, *, train: bool = True) -> Program:
     """Makes a plan executable.
 
     Args:
@@ -149,7 +149,7 @@ def num_bodies(table: Table, stash: StashPlan, ring: Ring, seq: int, weights: st
     return num_segments(fold(_specs(table, ring, seq, mechanisms_of(table, stash, seq, weights))))
 
 
-def ring_of(plan: Plan, shape: AttentionShape) -> Ring:
+def ring_of(plan: Plan, shape: AttentionShape | MixedShape) -> Ring:
     """Returns the ring of a plan."""
     return Ring(
         members=plan.ring,

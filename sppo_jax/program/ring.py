@@ -4,7 +4,18 @@ The ring itself is `attention/ring.py`. Its hops are counted here, so that what 
 sends: with R members, what comes home makes R hops and what need not come home makes R - 1.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+
+def travelling_keys(window: int, queries: int) -> int:
+    """Returns the keys of a ring member that the windows of a chunk's queries reach.
+
+    Args:
+        window: keys of a member that a query sees.
+        queries: the chunk's queries on one member.
+    """
+    return window + queries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,17 +27,48 @@ class AttentionShape:
         num_kv_heads: key-value heads.
         head_dim: elements of a head.
         itemsize: bytes of an element in the compute dtype.
+        window: keys of a ring member that a query sees where only these travel; 0: all travel.
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     itemsize: int
+    window: int = 0
+
+    @property
+    def kinds(self) -> "tuple[tuple[AttentionShape, int], ...]":
+        """The shape of each kind of layer, and the share of its layers: of all layers this one."""
+        return ((self, 1),)
 
     @property
     def sum_bytes(self) -> int:
         """Bytes of an element of a sum: float32 at least."""
         return max(4, self.itemsize)
+
+
+@dataclass(frozen=True)
+class MixedShape:
+    """Attention of one device in layers of several kinds, in the mean of all layers.
+
+    Args:
+        kinds: the attention of each kind, and the share of its layers.
+    """
+
+    kinds: tuple[tuple[AttentionShape, float], ...]
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of an element of a sum, which all kinds have in common."""
+        return self.kinds[0][0].sum_bytes
+
+
+def mixed_shape(shapes: Sequence[tuple[AttentionShape, int]]) -> AttentionShape | MixedShape:
+    """Returns the attention of layers of which so many have each shape."""
+    if len({shape for shape, _ in shapes}) == 1:
+        return shapes[0][0]
+    total = sum(count for _, count in shapes)
+    return MixedShape(tuple((shape, count / total) for shape, count in shapes))
 
 
 @dataclass(frozen=True)
@@ -62,7 +104,7 @@ class Ring:
     length: int
     asked: str
     kernel: str
-    shape: AttentionShape
+    shape: AttentionShape | MixedShape
 
     def passes(self, tokens: int, reach: int) -> RingPasses:
         """Returns what travels in a tick.
@@ -78,7 +120,7 @@ class Ring:
         backward = self._fewer(self.backward_bytes("kv", tokens, bound), self.backward_bytes("q", tokens, bound))
         return RingPasses(forward, backward, bound if "kv" in (forward, backward) else 0)
 
-    def forward_bytes(self, passes: str, tokens: int, bound: int) -> int:
+    def forward_bytes(self, passes: str, tokens: int, bound: int) -> float:
         """Returns the bytes that a device sends in one layer's forward.
 
         Args:
@@ -86,27 +128,39 @@ class Ring:
             tokens: of the tick on one device.
             bound: keys of a member's buffer that travel.
         """
-        hops, shape = self.members - 1, self.shape
-        if passes == "kv":
-            return hops * self._keys(bound) * shape.itemsize
-        rows = tokens * self.ulysses * shape.num_heads
-        result = shape.sum_bytes * (shape.head_dim + 1)  # output and LSE
-        return rows * (hops * shape.head_dim * shape.itemsize + self.members * result)
+        hops = self.members - 1
 
-    def backward_bytes(self, passes: str, tokens: int, bound: int) -> int:
+        def sent(shape: AttentionShape) -> int:
+            if passes == "kv":
+                return hops * self._elements(shape, bound, tokens) * shape.itemsize
+            rows = tokens * self.ulysses * shape.num_heads
+            result = shape.sum_bytes * (shape.head_dim + 1)  # output and LSE
+            return rows * (hops * shape.head_dim * shape.itemsize + self.members * result)
+
+        return sum(share * sent(shape) for shape, share in self.shape.kinds)
+
+    def backward_bytes(self, passes: str, tokens: int, bound: int) -> float:
         """Returns the bytes that a device sends in one layer's backward; arguments as `forward_bytes`."""
-        hops, shape = self.members - 1, self.shape
-        if passes == "kv":
-            return self._keys(bound) * (hops * shape.itemsize + self.members * shape.sum_bytes)
-        rows = tokens * self.ulysses * shape.num_heads
-        # The fused kernel asks for the whole output, the blockwise one for its product with the cotangent alone.
-        summary = shape.head_dim * shape.itemsize if self.kernel == "cudnn" else shape.sum_bytes
-        travels = 2 * shape.head_dim * shape.itemsize + shape.sum_bytes + summary  # q, dout, LSE and the summary
-        return rows * (hops * travels + self.members * shape.head_dim * shape.sum_bytes)
+        hops = self.members - 1
 
-    def _keys(self, bound: int) -> int:
+        def sent(shape: AttentionShape) -> int:
+            if passes == "kv":
+                travels = hops * shape.itemsize + self.members * shape.sum_bytes
+                return self._elements(shape, bound, tokens) * travels
+            rows = tokens * self.ulysses * shape.num_heads
+            # The fused kernel asks for the whole output, the blockwise one for its product with the cotangent alone.
+            summary = shape.head_dim * shape.itemsize if self.kernel == "cudnn" else shape.sum_bytes
+            travels = 2 * shape.head_dim * shape.itemsize + shape.sum_bytes + summary  # q, dout, LSE and the summary
+            return rows * (hops * travels + self.members * shape.head_dim * shape.sum_bytes)
+
+        return sum(share * sent(shape) for shape, share in self.shape.kinds)
+
+    def _elements(self, shape: AttentionShape, bound: int, tokens: int) -> int:
         """Returns the elements of keys and values that travel."""
-        return 2 * bound * self.shape.num_kv_heads * self.shape.head_dim
+        keys = bound
+        if shape.window:
+            keys = min(bound, travelling_keys(shape.window, tokens * self.ulysses))
+        return 2 * keys * shape.num_kv_heads * shape.head_dim
 
     def bound(self, reach: int) -> int:
         """Returns the keys of a member that may travel: a power-of-two share of a sequence, so that shapes are few."""
@@ -115,7 +169,7 @@ class Ring:
             bound //= 2
         return bound // self.members
 
-    def _fewer(self, kv_bytes: int, q_bytes: int) -> str:
+    def _fewer(self, kv_bytes: float, q_bytes: float) -> str:
         if self.asked != "auto":
             return self.asked
         return "kv" if kv_bytes <= q_bytes else "q"

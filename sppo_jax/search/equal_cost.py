@@ -110,7 +110,9 @@ def chunk_seconds(costs: CostModel, length: int, num_chunks: int) -> ChunkSecond
     fixed = max(0.0, first - (token + prefix) * tokens - pair * tokens * tokens / 2)
     near_s = ring_s(0)
     sent = max(0.0, ring_s(far) - near_s) / far
-    wave = costs.wave_tokens
+    # Where layers are of several kinds, the waves are those of the kind that takes longest.
+    longest = max(costs.attention, key=costs.pair_s_of)
+    wave = costs.wave_tokens(longest)
     if wave:
         # Without a prefix a wave that is not full takes no longer: what is left is the kernel's tail, of every token.
         token += sum(costs.compute_s(kind, 0, tokens) - smooth.compute_s(kind, 0, tokens) for kind in "FB") / tokens
@@ -119,7 +121,7 @@ def chunk_seconds(costs: CostModel, length: int, num_chunks: int) -> ChunkSecond
         token=token,
         prefix=prefix + sent,
         fixed=fixed + near_s - sent * 2 * tokens,
-        forward=costs.pair_s("F") if wave else 0.0,
+        forward=costs.pair_s_of(longest) if wave else 0.0,
         wave=wave,
     )
 

@@ -269,9 +269,10 @@ def split_reason(layout: Layout) -> str:
     model, sequence, seq = layout.request.config.model, layout.request.config.sequence, layout.mesh.seq
     if sequence.kind != "auto" or (sequence.ulysses and seq > 1):
         return Because.ASKED()
+    num_heads, num_kv_heads = model.shared_heads
     if seq == 1:
-        return Because.HEADS_DIVIDE(num_heads=model.num_heads, seq=seq)
-    return Because.HEADS(num_heads=model.num_heads, num_kv_heads=model.num_kv_heads)
+        return Because.HEADS_DIVIDE(num_heads=num_heads, seq=seq)
+    return Because.HEADS(num_heads=num_heads, num_kv_heads=num_kv_heads)
 
 
 def schedule_reason(partition: Partition) -> str:

@@ -60,16 +60,18 @@ class Layout:
     @cached_property
     def shape(self) -> MemoryShape:
         """What memory depends on besides table and stash."""
+        config = self.request.config
         return MemoryShape(
-            model=self.request.config.model,
+            model=config.model,
             layers=self.layers,
             seq=self.mesh.seq,
             ulysses=self.split.ulysses,
             compute_bytes=self.request.compute_bytes,
             data=self.mesh.data,
             platform=self.request.cluster.device.platform,
-            groups=self.request.config.sequence.groups != "static",
+            groups=config.sequence.groups != "static",
             kernel=self.request.kernel,
+            length=config.sequence.length,
             weights=self.weights,
             optimizer=self.request.way.optimizer,
         )
@@ -193,7 +195,8 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
     by_groups = request.way.schedule == BREADTH_FIRST
     return Facts(
         num_layers=config.model.num_layers,
-        num_heads=config.model.num_heads,
+        kinds=config.model.kind_names if config.model.layers else (),
+        num_heads=config.model.shared_heads[0],
         data=mesh.data,
         pipe=mesh.pipe,
         seq=mesh.seq,
@@ -205,6 +208,7 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         shapes=() if sequence.shapes == "auto" else sequence.shapes,
         kind=None if sequence.kind == "auto" else sequence.kind,
         ulysses=sequence.ulysses,
+        window=config.model.shared_window(sequence.length),
         groups=sequence.groups,
         schedule=request.way.schedule,
         one_group_at_a_time=by_groups if weights == "gathered" or request.way.optimizer == "host" else None,
@@ -213,7 +217,7 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         table_stages=None if table is None else table[0].num_stages,
         weights=None if weights == "auto" else weights,
         optimizer=request.way.optimizer,
-        balance_over=config.model.experts.penalty_over,
+        balance_over=config.model.routed.penalty_over,
     )
 
 
@@ -268,6 +272,12 @@ def _meshes(request: Request) -> Iterator[tuple[MeshShape, int]]:
                 yield mesh, max(1, sequence.per_step // data) if sequence.per_step else sequence.per_pipeline
 
 
+def _divides(request: Request, parts: int) -> bool:
+    """Returns whether so many groups of layers have the same kinds in the same order."""
+    model = request.config.model
+    return not model.layers or not tuple(rules.broken(Facts(kinds=model.kind_names, pipe=parts)))
+
+
 def _interleaves(request: Request, pipe: int) -> list[int]:
     """Returns the numbers of virtual stages of a stage to consider: every divisor of a stage's layers."""
     asked, layers = request.config.schedule.interleave, request.config.model.num_layers
@@ -279,7 +289,7 @@ def _interleaves(request: Request, pipe: int) -> list[int]:
     by_groups = name == BREADTH_FIRST
     if (pipe == 1 and not by_groups) or layers % pipe or name in ("1f1b", "seq1f1b"):
         return [1]
-    depths = divisors(layers // pipe)
+    depths = [depth for depth in divisors(layers // pipe) if _divides(request, pipe * depth)]
     return depths[1:] or depths if by_groups or name.startswith("interleaved-") else depths
 
 
@@ -302,27 +312,37 @@ def sequence_splits(
         ValueError: the heads do not divide, or a factor does not divide `seq`.
     """
     if sequence.kind != "auto" or seq == 1:
-        return [_split(model, sequence.kind, sequence.ulysses, seq)]
+        return [_split(model, sequence, sequence.kind, sequence.ulysses, seq)]
     if sequence.ulysses:
-        return [_split_by(model, sequence.ulysses, seq)]
-    factors = divisors(math.gcd(model.num_heads, seq))
+        return [_split_by(model, sequence, sequence.ulysses, seq)]
+    num_heads, num_kv_heads = model.shared_heads
+    factors = divisors(math.gcd(num_heads, seq))
     near = [factor for factor in factors if factor <= devices_per_host]
-    whole = [factor for factor in factors if model.num_kv_heads % factor == 0]
-    return [_split_by(model, factor, seq) for factor in sorted({factors[-1], near[-1], whole[-1], 1}, reverse=True)]
+    whole = [factor for factor in factors if num_kv_heads % factor == 0]
+    allowed = _on_rings(model, sequence, seq, {factors[-1], near[-1], whole[-1], 1})
+    return [_split_by(model, sequence, factor, seq) for factor in allowed]
 
 
-def _split_by(model: ModelConfig, factor: int, seq: int) -> SequenceSplit:
+def _on_rings(model: ModelConfig, sequence: SequenceConfig, seq: int, factors: set[int]) -> list[int]:
+    """Returns the factors, falling, whose rings the model's windows allow; all if there are none."""
+    facts = Facts(seq=seq, window=model.shared_window(sequence.length))
+    allowed = [factor for factor in factors if not any(rules.broken(replace(facts, ulysses=factor)))]
+    return sorted(allowed or factors, reverse=True)
+
+
+def _split_by(model: ModelConfig, sequence: SequenceConfig, factor: int, seq: int) -> SequenceSplit:
     """Returns the split of a ulysses factor."""
     if factor in (1, seq):
-        return _split(model, "ulysses" if factor == seq else "ring", 0, seq)
-    return _split(model, "hybrid", factor, seq)
+        return _split(model, sequence, "ulysses" if factor == seq else "ring", 0, seq)
+    return _split(model, sequence, "hybrid", factor, seq)
 
 
-def _split(model: ModelConfig, kind: str, factor: int, seq: int) -> SequenceSplit:
+def _split(model: ModelConfig, sequence: SequenceConfig, kind: str, factor: int, seq: int) -> SequenceSplit:
     """Returns the split of a kind; one device has all heads.
 
     Args:
         model: the model shape; heads must divide by the ulysses factor, key-value heads are replicated.
+        sequence: the request.
         kind: the kind of sequence parallelism; "auto" for one device.
         factor: the ulysses factor of a hybrid; 0: the largest that leaves a ring.
         seq: devices of a stage.
@@ -330,11 +350,12 @@ def _split(model: ModelConfig, kind: str, factor: int, seq: int) -> SequenceSpli
     Raises:
         ValueError: the heads do not divide, or a factor does not divide `seq`.
     """
-    kind = "ulysses" if kind == "auto" else kind
-    check(Facts(num_heads=model.num_heads, kind=kind, ulysses=factor, seq=seq))
+    kind, (num_heads, _) = "ulysses" if kind == "auto" else kind, model.shared_heads
+    check(Facts(num_heads=num_heads, kind=kind, ulysses=factor, seq=seq))
     if kind != "hybrid":
         ulysses = seq if kind == "ulysses" else 1
     else:
-        shared = divisors(math.gcd(model.num_heads, seq))
+        shared = divisors(math.gcd(num_heads, seq))
         ulysses = factor or max((count for count in shared if count < seq), default=1)
+    check(Facts(ulysses=ulysses, seq=seq, window=model.shared_window(sequence.length)))
     return SequenceSplit(kind=kind, ulysses=ulysses, ring=seq // ulysses)

@@ -58,8 +58,8 @@ def check_plan(plan: Plan, config: Config) -> None:
         raise ValueError(
             f"the plan's model must have the fields {', '.join(shape)}, got {', '.join(plan.model)}; plan again"
         )
-    for name, size in plan.model.items():
-        wanted[f"model.{name}"] = (shape[name], size)
+    for name, planned in plan.model.items():
+        wanted[f"model.{name}"] = (shape[name], planned)
     if config.optimizer.place != "auto":
         wanted["optimizer.place"] = (config.optimizer.place, plan.optimizer)
     for name, (want, got) in wanted.items():
@@ -74,16 +74,18 @@ def check_plan(plan: Plan, config: Config) -> None:
     check(
         Facts(
             num_layers=config.model.num_layers,
-            num_heads=config.model.num_heads,
+            kinds=config.model.kind_names if config.model.layers else (),
+            num_heads=config.model.shared_heads[0],
             pipe=mesh.pipe,
             seq=mesh.seq,
             kind=plan.sequence_kind,
             ulysses=plan.ulysses,
+            window=config.model.shared_window(plan.sequence_length),
             interleave=plan.schedule.interleave,
             schedule=plan.schedule.name,
             sequences=plan.sequences_per_pipeline,
             wave=plan.schedule.wave,
-            balance_over=config.model.experts.penalty_over,
+            balance_over=config.model.routed.penalty_over,
             forwards_first=not plan.outline().has_forwards_among_backwards,
         )
     )

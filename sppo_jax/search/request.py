@@ -106,11 +106,13 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
     cluster = resolve_cluster(config, cluster)
     _check_rules(config, cluster)
     compute_bytes = COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes)
+    sequence = config.sequence
+    window = config.model.shared_window(sequence.length) if sequence.groups != "static" else 0
     return Request(
         config=config,
         cluster=cluster,
         compute_bytes=compute_bytes,
-        kernel=choose_kernel(config.model, cluster.device, compute_bytes),
+        kernel=choose_kernel(config.model, cluster.device, compute_bytes, window),
         table=_read_table(config) if config.schedule.table is not None else None,
         way=way_for(config, Way()),
     )
@@ -168,18 +170,28 @@ def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:
     return replace(cluster, device=replace(device, **pinned), host_bytes=host_bytes, spare=spare)
 
 
-def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int) -> str:
+def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int, window: int = 0) -> str:
     """Returns the attention kernel: what the device runs best, where it takes the model's dtype and heads.
+
+    Args:
+        model: the model shape.
+        device: the kind of device.
+        compute_bytes: bytes of an activation.
+        window: tokens that a token attends to where documents have devices of their own; 0: no such window.
 
     Raises:
         ValueError: a kernel is asked for that does not take them.
     """
-    possible = cudnn_takes(compute_bytes, model.head_dim)
+    if window:
+        check_rules(Facts(window=window, groups="flex", kernel=None if model.kernel == "auto" else model.kernel))
+        return "blockwise"
+    head_dim = max((kind.head_dim for kind, _ in model.counts(model.num_layers)), key=lambda x: (x % 8 > 0, x))
+    possible = cudnn_takes(compute_bytes, head_dim)
     if model.kernel == "cudnn" and not (possible and device.platform == "gpu"):
         raise ValueError(
             "model.kernel=cudnn must have a GPU, bfloat16, and a model.head_dim up to 128 that is a multiple of 8, "
             "got "
-            f"{device.name}, {compute_bytes} bytes an element and model.head_dim={model.head_dim}; use "
+            f"{device.name}, {compute_bytes} bytes an element and model.head_dim={head_dim}; use "
             "model.kernel=blockwise"
         )
     if model.kernel != "auto":

@@ -102,7 +102,7 @@ class Partition:
             return equal_lengths(sequence.length, self.num_chunks, multiple)
         if self.balance == "cost":
             return _equal_cost(self.layout, self.num_chunks, self.longest)
-        pair_flops, token_flops = balance_weights(request.config.model)
+        pair_flops, token_flops = balance_weights(request.config.model, sequence.length)
         return flops_balanced_lengths(
             sequence.length, self.num_chunks, multiple, pair_flops=pair_flops, token_flops=token_flops
         )
@@ -305,7 +305,7 @@ def _wave_sizes(layout: Layout, schedule: str, num_chunks: int) -> list[int]:
 
 def _balances_over_batch(layout: Layout) -> bool:
     """Returns whether a loss of several sequences balances the experts."""
-    return layout.request.config.model.experts.penalty_over == "batch" and layout.sequences > 1
+    return layout.request.config.model.routed.penalty_over == "batch" and layout.sequences > 1
 
 
 def _interleaved_by_choice(request: Request) -> bool:

@@ -9,9 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from sppo_jax.config import ExpertsConfig
+from sppo_jax.config import ModelConfig
 from sppo_jax.models.balance import loads_of, moved_bias
 from sppo_jax.models.router import Shares
 from sppo_jax.pipeline.layout import arrange
@@ -31,7 +32,7 @@ def metrics_of(totals: Totals) -> dict[str, jax.Array]:
     return found
 
 
-def move_biases(params: nnx.State, totals: Totals, config: ExpertsConfig, is_finite: jax.Array) -> nnx.State:
+def move_biases(params: nnx.State, totals: Totals, model: ModelConfig, is_finite: jax.Array) -> nnx.State:
     """Returns parameters with the choice biases moved against the load of the step.
 
     The biases have no gradient, so an optimizer leaves them as they are.
@@ -39,17 +40,21 @@ def move_biases(params: nnx.State, totals: Totals, config: ExpertsConfig, is_fin
     Args:
         params: after the optimizer's update, stored or in their own shapes.
         totals: of the step.
-        config: of the experts.
+        model: the model's shape.
         is_finite: whether the step counts.
     """
+    config = model.routed
     if not config.choice_bias:
         return params
+    kinds = [name for name in model.kind_names if model.of_kind(name).experts.count]
 
     def move(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         if not any(getattr(key, "key", "") == "choice_bias" for key in path):
             return leaf
-        zero_LE = jnp.zeros(totals.sums.chosen.shape, leaf.dtype)
-        change_LE = moved_bias(zero_LE, totals.sums.chosen, config.bias_rate)
+        chosen_LE = totals.sums.chosen
+        if len(set(model.kind_names)) > 1:
+            chosen_LE = chosen_LE[np.flatnonzero(np.array(kinds) == path[1].key)]
+        change_LE = moved_bias(jnp.zeros(chosen_LE.shape, leaf.dtype), chosen_LE, config.bias_rate)
         return jnp.where(is_finite, leaf + arrange(change_LE, leaf.shape), leaf)
 
     return jax.tree_util.tree_map_with_path(move, params)

@@ -43,11 +43,11 @@ def check_kernels(config: Config, plan: Plan, device: jax.Device, kernel: Kernel
     if not config.model.check_kernels or plan.kernel != "cudnn" or device.platform not in ("gpu", "cuda"):
         return
     dtype, facts = compute_dtype(config.model.compute_dtype), _facts(device)
-    for heads in heads_of(config.model, plan):
-        passed = {**facts, "heads": list(heads), "dtype": dtype.name}
+    for heads, has_window in calls_of(config.model, plan):
+        passed = {**facts, "heads": list(heads), "dtype": dtype.name, **({"window": True} if has_window else {})}
         if _is_remembered(passed):
             continue
-        found = _find(heads, dtype, kernel, device)
+        found = _find(heads, dtype, has_window, kernel, device)
         if found is not None:
             raise ValueError(
                 f"attention by cuDNN must agree with plain attention, got {found} on {device.device_kind} with cuDNN "
@@ -57,8 +57,14 @@ def check_kernels(config: Config, plan: Plan, device: jax.Device, kernel: Kernel
         _remember(passed)
 
 
+def calls_of(model: ModelConfig, plan: Plan) -> list[tuple[Heads, bool]]:
+    """Returns the heads of the kernel's calls on one device, and whether they have windows, for all kinds of layers."""
+    kinds = [(kind, kind.window_within(plan.sequence_length) > 0) for kind, _ in model.counts(model.num_layers)]
+    return list(dict.fromkeys((heads, window) for kind, window in kinds for heads in heads_of(kind, plan)))
+
+
 def heads_of(model: ModelConfig, plan: Plan) -> list[Heads]:
-    """Returns the heads of the kernel's calls on one device, after the heads are scattered.
+    """Returns the heads of the kernel's calls on one device, after the heads are scattered, where layers are alike.
 
     With teams, members of a team attend with all heads of their tokens.
     """
@@ -68,9 +74,9 @@ def heads_of(model: ModelConfig, plan: Plan) -> list[Heads]:
     return [spread] if plan.groups == "static" or spread == alone else [spread, alone]
 
 
-def _find(heads: Heads, dtype, kernel: Kernel, device: jax.Device) -> str | None:
+def _find(heads: Heads, dtype, has_window: bool, kernel: Kernel, device: jax.Device) -> str | None:
     try:
-        return check.find_difference(heads, dtype, kernel=kernel, device=device)
+        return check.find_difference(heads, dtype, has_window=has_window, kernel=kernel, device=device)
     except jax.errors.JaxRuntimeError as error:
         return f"a failure of a call ({heads}): {' '.join(str(error).split())[:200]}"
 

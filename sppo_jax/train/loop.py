@@ -144,7 +144,7 @@ def _compile(experiment: Experiment, state: TrainState, signals: Signals, record
         experiment.value_and_grad,
         experiment.optimizer,
         shardings_of(experiment.shapes),
-        experiment.config.model.experts,
+        experiment.config.model,
     )
     compiled = step.lower(state, batch_shapes(experiment.plan, experiment.mesh), signals.array()).compile()
     record.say(f"compiled the training step in {time.perf_counter() - start_s:.1f} s")

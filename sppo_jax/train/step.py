@@ -12,7 +12,7 @@ import optax
 from flax import nnx
 
 from sppo_jax.compat import is_on_host
-from sppo_jax.config import ExpertsConfig, OptimizerConfig
+from sppo_jax.config import ModelConfig, OptimizerConfig
 from sppo_jax.models.leaves import is_matrix
 from sppo_jax.pipeline.host_stash import WithStash
 from sppo_jax.pipeline.shares import Totals
@@ -79,7 +79,7 @@ def make_train_step(
     value_and_grad: ValueAndGrad,
     optimizer: optax.GradientTransformation,
     shardings: TrainState,
-    experts: ExpertsConfig | None = None,
+    model: ModelConfig | None = None,
 ) -> TrainStep:
     """Joins gradients and optimizer into `step(state, batch, signals) -> (state, metrics)`.
 
@@ -90,7 +90,7 @@ def make_train_step(
             the totals of what layers share.
         optimizer: turns gradients into updates.
         shardings: of the state, in and out.
-        experts: of the model, for the biases of their choice; None: no biases.
+        model: says whether its experts have biases for their choice; None: no biases.
 
     Returns:
         A jitted function that reuses the memory of the old state for the new state. `signals` is int32, the request of
@@ -110,8 +110,8 @@ def make_train_step(
         loss, *gradients = gradients
         totals = gradients.pop() if isinstance(gradients[-1], Totals) else None
         grad_norm, finite, params, opt_state = change(state, loss, *gradients)
-        if totals is not None and experts is not None:
-            params = expert_load.move_biases(params, totals, experts, finite)
+        if totals is not None and model is not None:
+            params = expert_load.move_biases(params, totals, model, finite)
         skipped = (~finite).astype(jnp.int32)
         state = TrainState(
             step=state.step + 1,

@@ -56,7 +56,7 @@ def trace_steps(experiment: Experiment, out: Path, *, num_steps: int) -> Trace:
         experiment.value_and_grad,
         experiment.optimizer,
         shardings_of(experiment.shapes),
-        experiment.config.model.experts,
+        experiment.config.model,
     )
 
     def run(number: int) -> None:

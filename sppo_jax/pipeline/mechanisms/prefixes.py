@@ -4,6 +4,7 @@ Where they are made again, the group of layers before has its keys and values wr
 backward, from what came back from the host a tick earlier.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,27 +37,29 @@ class Prefixes(Mechanism):
     """The prefixes of the sequences in flight.
 
     Args:
-        cache: keys and values.
-        grads: dK and dV of the cache; None in an evaluation.
+        caches: keys and values, in a cache for each shape of a layer's.
+        grads: dK and dV of the caches; None in an evaluation.
         refetched: layer inputs, or keys and values, that came back for the next rebuild of keys and values.
     """
 
-    cache: Cache
-    grads: Cache | None = None
+    caches: tuple[Cache, ...]
+    grads: tuple[Cache, ...] | None = None
     refetched: Pieces | None = None
 
     @classmethod
-    def begin(cls, run: Run, shape: tuple[int, ...], grad_dtype=None) -> "Prefixes":
+    def begin(cls, run: Run, shapes: Sequence[tuple[int, ...]], grad_dtype=None) -> "Prefixes":
         """Allocates the buffers.
 
         Args:
             run: gives the slots.
-            shape: [layers, K, S, H] of one slot of one device.
+            shapes: [layers, K, S, H] of one slot of each cache of one device.
             grad_dtype: dtype in which dK and dV are gathered; None for an evaluation.
         """
         program = run.program.prefixes
-        cache = _zeros((program.num_slots, *shape), run.vocabulary_tables.dtype)
-        return cls(cache, None if grad_dtype is None else _zeros((program.num_grad_slots, *shape), grad_dtype))
+        caches = tuple(_zeros((program.num_slots, *shape), run.vocabulary_tables.dtype) for shape in shapes)
+        if grad_dtype is None:
+            return cls(caches)
+        return cls(caches, tuple(_zeros((program.num_grad_slots, *shape), grad_dtype) for shape in shapes))
 
     def start(self, run: Run, tick: Tick, state: Any) -> Pieces | None:
         """Fetches what the next tick's rebuild needs from the stash."""
@@ -88,7 +91,7 @@ class Prefixes(Mechanism):
         layout, kept, _ = stash.to_use(run, tick)
         filled = layout, kept, self.refetched
         split = units.split(run, spec.passes.forward)
-        return replace(self, cache=stages.rebuild(stage, unit, self.cache, split, filled, behind))
+        return replace(self, caches=stages.rebuild(stage, unit, self.caches, split, filled, behind))
 
 
 def _zeros(shape: tuple[int, ...], dtype) -> Cache:

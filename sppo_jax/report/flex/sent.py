@@ -78,7 +78,7 @@ def near_bytes(plan: Plan, costs: CostModel, others: int) -> dict[str, int]:
         costs: its costs.
         others: members of the team besides the device.
     """
-    elements = 2 * plan.model["num_kv_heads"] * costs.head_dim * others
+    elements = int(costs.layer.kv_elements) * others
     size = costs.compute_bytes
     return {"F": elements * size, "B": elements * (size + max(size, _FLOAT32))}
 

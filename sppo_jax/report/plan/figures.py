@@ -212,7 +212,7 @@ def step_parts(table: Table, costs: CostModel, simulation: Simulation, step_s: f
     """
     layer, tick_s = costs.layer, costs.cluster.device.overhead_s
     no_scores = costs_of_documents(costs, 0.0)
-    no_matmuls = replace(costs, layer=replace(layer, pair_flops=0.0, linear_flops=0.0, expert_flops=0.0), experts=None)
+    no_matmuls = replace(no_scores, layer=replace(layer, linear_flops=0.0, expert_flops=0.0), experts=None)
     starts = table.chunk_starts
     parts = dict.fromkeys(PARTS, 0.0)
     for (kind, chunk, tick), count in _unit_counts(table).items():

@@ -7,6 +7,7 @@ from typing import Any
 from sppo_jax.config import ModelConfig
 from sppo_jax.models.counts import num_active_params, num_params
 from sppo_jax.plan.plan import Plan
+from sppo_jax.predict.costs import WINDOW_RATE
 from sppo_jax.report.plan.figures import Figures
 from sppo_jax.search.no_fit import HOLDERS
 from sppo_jax.units import format_bytes
@@ -212,6 +213,17 @@ def _experts(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     return [("experts", f"all {count} of a layer are {held[plan.weights]}; no token moves to another device", ())]
 
 
+def _window(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Returns the row that says how a window is charged, where the model of a plan has one within a sequence."""
+    given = {size for name, size in plan.model.items() if name.endswith("sliding_window") and isinstance(size, int)}
+    windows = sorted(size for size in given if 0 < size < plan.sequence_length)
+    if not windows:
+        return []
+    guess = f"{WINDOW_RATE:.0%} of the rate of kernel {plan.kernel}, which is a guess: it was not measured"
+    sizes = " or ".join(f"{size:,}" for size in windows)
+    return [("window", f"{sizes} tokens; attention is charged at {guess}", ())]
+
+
 def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     """Returns the plan's choices as (name, value, names of the reasons that belong to it)."""
     stash = plan.stash
@@ -251,5 +263,6 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
         *([("waiting", "on the host, between two groups of layers", ("waiting",))] if stash.waiting == "host" else []),
         ("dK/dV", stash.kv_grad_dtype, ("kv_grad_dtype",)),
         ("kernel", plan.kernel, ("kernel",)),
+        *_window(plan),
         ("saves", _HOW_SAVED[plan.saves], ("saves",)),
     ]

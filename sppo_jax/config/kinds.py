@@ -1,0 +1,160 @@
+"""Kinds of layers: what each replaces of the model's settings, and in which order they stand; imports no jax."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from sppo_jax.config.section import ConfigError, Section
+from sppo_jax.program.fold import Loop, fold
+
+# The kind that replaces nothing.
+FULL = "full"
+_TOKEN = re.compile(r"\s*(?:(\d+)\s*x|([A-Za-z_]\w*)|([(),]))")
+# No model is deeper; more layers would be a mistake in a pattern.
+_MOST_LAYERS = 10**4
+
+Settings = dict[str, bool | int | float | str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindConfig(Section):
+    """What the layers of one kind have in place of the model's own settings; null is the model's setting.
+
+    Args:
+        num_heads: query heads of a layer, as `model.num_heads`.
+        num_kv_heads: heads of keys and values of a layer, as `model.num_kv_heads`.
+        head_dim: elements of a head, as `model.head_dim`.
+        mlp_size: elements of the hidden layer of the MLP, as `model.mlp_size`.
+        mlp: kind of MLP, as `model.mlp`.
+        qk_norm: whether queries and keys are normalized in each head.
+        qkv_bias: whether the projections to queries, keys and values have biases.
+        sliding_window: number of tokens that a token attends to, as `model.sliding_window`.
+        sinks: whether each query head has a sink.
+        rope: settings of `model.rope` that the kind replaces, each by its name.
+        experts: settings of `model.experts` that the kind replaces, each by its name; `{count: 0}` is a plain MLP.
+    """
+
+    section: ClassVar[str] = "model.kinds.NAME"
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    mlp_size: int | None = None
+    mlp: Literal["swiglu", "gelu"] | None = None
+    qk_norm: bool | None = None
+    qkv_bias: bool | None = None
+    sliding_window: int | None = None
+    sinks: bool | None = None
+    rope: Settings | None = None
+    experts: Settings | None = None
+
+    def replaced(self) -> dict[str, Any]:
+        """Returns the settings that the kind replaces."""
+        given = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def parse_layers(pattern: str) -> tuple[str, ...]:
+    """Returns the kind of each layer, in order.
+
+    Args:
+        pattern: names with counts, e.g. "10x(5xlocal,global),2xlocal".
+
+    Raises:
+        ConfigError: the pattern cannot be read.
+    """
+    tokens, place = [], 0
+    while pattern[place:].strip():
+        match = _TOKEN.match(pattern, place)
+        if match is None:
+            raise _unreadable(pattern)
+        tokens.append(match.groups())
+        place = match.end()
+    kinds, rest = _sequence(tokens, pattern)
+    if rest or not kinds:
+        raise _unreadable(pattern)
+    return tuple(kinds)
+
+
+def layers_text(names: Sequence[str]) -> str:
+    """Returns a pattern that names each of some layers: what `parse_layers` reads."""
+    return _text(fold(names))
+
+
+def _text(items: tuple) -> str:
+    return ",".join(_repeated(item) if isinstance(item, Loop) else item for item in items)
+
+
+def _repeated(loop: Loop) -> str:
+    body = _text(loop.body)
+    return f"{loop.count}x{body}" if len(loop.body) == 1 and body.isidentifier() else f"{loop.count}x({body})"
+
+
+def _sequence(tokens: list[tuple], pattern: str) -> tuple[list[str], list[tuple]]:
+    """Reads items with commas between; returns their kinds and the tokens behind them."""
+    kinds, tokens = _item(tokens, pattern)
+    while tokens and tokens[0][2] == ",":
+        more, tokens = _item(tokens[1:], pattern)
+        kinds += more
+    return kinds, tokens
+
+
+def _item(tokens: list[tuple], pattern: str) -> tuple[list[str], list[tuple]]:
+    """Reads a name or a sequence in brackets, behind an optional count."""
+    count = 1
+    if tokens and tokens[0][0]:
+        count, tokens = int(tokens[0][0]), tokens[1:]
+    if not tokens or not 1 <= count <= _MOST_LAYERS:
+        raise _unreadable(pattern)
+    (_, name, bracket), tokens = tokens[0], tokens[1:]
+    kinds = [name]
+    if bracket == "(":
+        kinds, tokens = _sequence(tokens, pattern)
+        if not tokens or tokens[0][2] != ")":
+            raise _unreadable(pattern)
+        tokens = tokens[1:]
+    elif not name:
+        raise _unreadable(pattern)
+    if len(kinds) * count > _MOST_LAYERS:
+        raise _unreadable(pattern)
+    return kinds * count, tokens
+
+
+def _unreadable(pattern: str) -> ConfigError:
+    return ConfigError(
+        f"model.layers must be names of kinds with counts and brackets, of at most {_MOST_LAYERS} layers, got "
+        f"{pattern!r}; write e.g. 10x(5xlocal,full),2xlocal"
+    )
+
+
+def check_kinds(names: tuple[str, ...], kinds: Mapping[str, KindConfig], num_layers: int) -> None:
+    """Checks that a pattern and the kinds belong together.
+
+    Args:
+        names: the kind of each layer.
+        kinds: the settings of each kind by its name.
+        num_layers: layers of the model.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if len(names) != num_layers:
+        raise ConfigError(
+            f"model.layers must name model.num_layers={num_layers} layers, got {len(names)}; change one of the two"
+        )
+    for name in dict.fromkeys(names):
+        if name != FULL and name not in kinds:
+            known = ", ".join(dict.fromkeys((*kinds, FULL)))
+            raise ConfigError(
+                f"model.layers must name kinds of model.kinds, or {FULL}, got {name}; use one of {known}, or add "
+                f"model.kinds.{name}"
+            )
+    for name in kinds:
+        if name not in names:
+            raise ConfigError(
+                f"each kind of model.kinds must be the kind of a layer, got {name}, which no layer has; name it in "
+                "model.layers, or remove it"
+            )

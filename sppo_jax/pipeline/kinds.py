@@ -1,0 +1,155 @@
+"""The kinds of a group's layers: one after another in nested scans, each layer with its number among those of its kind.
+
+A kind is a name, or None where all layers are alike. All groups of a plan have the same kinds in the same order.
+
+Letters: n_k layers of kind k in a group.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from sppo_jax import buffers
+from sppo_jax.models.stacks import stacks_of
+from sppo_jax.pipeline.block import Block
+from sppo_jax.program.fold import Loop, fold, unfold
+
+Number = jax.Array | int
+
+
+@dataclass(frozen=True)
+class At:
+    """A layer of a group.
+
+    Args:
+        kind: its kind.
+        before: how many layers of each kind come before it.
+    """
+
+    kind: str | None
+    before: Mapping[str | None, Number] = field(default_factory=lambda: {None: 0})
+
+    @property
+    def own(self) -> Number:
+        """The layer's number among those of its kind."""
+        return self.before[self.kind]
+
+    def among(self, kinds: Sequence[str | None]) -> Number:
+        """Returns the layer's number among those of some kinds."""
+        return reduce(_plus, (self.before[kind] for kind in kinds))
+
+
+# Where something of the group as a whole lies.
+WHOLE = At(None)
+
+
+def blocks_of(layers: nnx.Module) -> dict[str | None, Block]:
+    """Returns the block of each kind of a decoder's layers."""
+    return {kind: Block(stack) for kind, stack in stacks_of(layers).items()}
+
+
+def others_of(blocks: Mapping[str | None, Block]) -> Any:
+    """Returns the arrays of all blocks that are no parameters, by kind."""
+    return blocks[None].others if None in blocks else {kind: block.others for kind, block in blocks.items()}
+
+
+def with_part(tree: Any, kind: str | None, part: Any) -> Any:
+    """Returns a tree of layers' arrays with another part for a kind; `models.stacks.of_kind` reads it."""
+    if kind is None:
+        return part
+    leaves = iter(jax.tree.leaves(part))
+    return jax.tree_util.tree_map_with_path(lambda path, x: next(leaves) if path[0].key == kind else x, tree)
+
+
+def run_layers(kinds: Sequence[str | None], body: Callable, carry, held=None, *, backward: bool = False):
+    """Applies `body(carry, at)` to the layers of a group; `held` is held back until the last one.
+
+    The whole scan can overlap a copy started before the scan: the barrier keeps the compiler from starting it
+    later, and the last layer by itself keeps the barrier from being the last thing. One layer alone has no scan, and
+    `held` is held back until its end.
+
+    Args:
+        kinds: of each layer.
+        body: runs a layer.
+        carry: a tuple.
+        held: a tree of arrays.
+        backward: whether the last layer comes first.
+
+    Returns:
+        the carry and `held`.
+    """
+    order = tuple(reversed(kinds)) if backward else tuple(kinds)
+    walk = _Walk(body, Counter(kinds) if backward else None)
+    if held is not None and len(order) == 1:
+        first, *rest = body(carry, walk.at(order[0], {order[0]: jnp.int32(0)}))
+        first, held = lax.optimization_barrier((first, held))
+        return (first, *rest), held
+    ahead = order if held is None else order[:-1]
+    if ahead:
+        carry = walk.run(_folded(ahead), carry, dict.fromkeys(order, 0))
+    if held is not None:
+        # The last layer's number goes through the barriers too, or its recomputation is hoisted before them.
+        first, *rest = carry
+        first, last, held = buffers.hold(first, jnp.int32(len(ahead)), held)
+        done: dict[str | None, Number] = dict(Counter(ahead))
+        done[order[-1]] = last if len(set(order)) == 1 else last - (len(ahead) - done.get(order[-1], 0))
+        carry = body((first, *rest), walk.at(order[-1], done))
+    return carry, held
+
+
+def _folded(kinds: tuple[str | None, ...]) -> tuple:
+    return (Loop(len(kinds), kinds[:1]),) if len(set(kinds)) == 1 else fold(kinds)
+
+
+class _Walk:
+    """A walk over layers.
+
+    Args:
+        body: runs a layer.
+        totals: layers of each kind, where the walk is backward.
+    """
+
+    def __init__(self, body: Callable, totals: Mapping[str | None, int] | None):
+        self.body, self.totals = body, totals
+
+    def at(self, kind: str | None, done: Mapping[str | None, Number]) -> At:
+        """Returns the layer of a kind that comes after so many layers of each kind."""
+        if self.totals is None:
+            return At(kind, done)
+        return At(kind, {k: self.totals[k] - (k == kind) - number for k, number in done.items()})
+
+    def run(self, items: tuple, carry, done: Mapping[str | None, Number]):
+        """Runs the layers of folded items, behind those that are done."""
+        passed: Counter[str | None] = Counter()
+        for item in items:
+            here = {kind: _plus(number, passed[kind]) for kind, number in done.items()}
+            counts = Counter(unfold([item]))
+            if isinstance(item, Loop):
+
+                def iteration(carry, turn, item=item, here=here, counts=counts):
+                    moved = {kind: _plus(x, _times(turn, counts[kind] // item.count)) for kind, x in here.items()}
+                    return self.run(item.body, carry, moved), None
+
+                carry, _ = lax.scan(iteration, carry, jnp.arange(item.count, dtype=jnp.int32))
+            else:
+                carry = self.body(carry, self.at(item, here))
+            passed += counts
+        return carry
+
+
+def _plus(a: Number, b: Number) -> Number:
+    """Returns a sum; a 0 that is known adds no operation."""
+    if isinstance(a, int) and a == 0:
+        return b
+    return a if isinstance(b, int) and b == 0 else a + b
+
+
+def _times(turn: jax.Array, each: int) -> Number:
+    return turn * each if each > 1 else turn if each else 0

@@ -1,0 +1,81 @@
+"""Patterns of layers, and what their kinds replace."""
+
+import pytest
+
+from sppo_jax.config import config_from_dict
+from sppo_jax.config.kinds import parse_layers
+from sppo_jax.config.load import to_dict
+from sppo_jax.config.section import ConfigError
+
+MODEL = dict(vocab_size=24, hidden_size=16, num_heads=2, mlp_size=32)
+LOCAL = dict(num_heads=4, head_dim=6, rope={"theta": 100})
+
+
+def model_of(**settings):
+    return config_from_dict({"model": MODEL | settings, "sequence": {"length": 64}, "train": {"steps": 1}}).model
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kinds"),
+    [
+        ("a", "a"),
+        (" 2 x a , b", "aab"),
+        ("2x(2xa,b),a", "aabaaba"),
+        ("2x(a,2x(b,c))", "abcbcabcbc"),
+        ("(a),(b)", "ab"),
+    ],
+)
+def test_a_pattern_names_each_layer(pattern, kinds):
+    assert parse_layers(pattern) == tuple(kinds)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["", " ", "a,", ",a", "2x", "(a", "a)", "0xa", "2x2xa", "a b", "10001xa", "2a", "a-b"]
+)
+def test_what_is_no_pattern_is_refused(pattern):
+    with pytest.raises(ConfigError, match="model.layers must be names of kinds"):
+        parse_layers(pattern)
+
+
+def test_a_kind_is_the_model_with_other_settings():
+    model = model_of(layers="2x(2xlocal,full)", kinds={"local": LOCAL}, qk_norm=True)
+    local = model.of_kind("local")
+    assert model.num_layers == local.num_layers == 6
+    assert (local.num_heads, local.num_kv_heads, local.head_dim, local.rope.theta) == (4, 2, 6, 100)
+    assert local.qk_norm and local.rope.scaling == model.rope.scaling
+    assert model.of_kind("full") == model_of(num_layers=6, qk_norm=True)
+    assert model.counts(3) == [(local, 2), (model.of_kind("full"), 1)]
+
+
+def test_a_config_with_kinds_is_read_back():
+    settings = {"model": MODEL | dict(layers="3xlocal,full", kinds={"local": LOCAL}), "sequence": {"length": 64}}
+    config = config_from_dict(settings | {"train": {"steps": 1}})
+    again = config_from_dict(to_dict(config))
+    assert again == config and hash(again) == hash(config)
+
+
+def test_layers_of_one_kind_are_the_model_itself():
+    model = model_of(num_layers=4)
+    assert model.counts(2) == [(model, 2)] and model.of_kind("full") == model
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(layers="3xfull", num_layers=4), "must name model.num_layers=4 layers, got 3"),
+        (dict(layers="2xother"), "got other; use one of full, or add model.kinds.other"),
+        (dict(layers="2xfull", kinds={"local": LOCAL}), "got local, which no layer has"),
+        (dict(num_layers=2, kinds={"local": LOCAL}), "must have model.layers"),
+        (
+            dict(layers="2xlocal", kinds={"local": {"num_heads": 3, "num_kv_heads": 2}}),
+            "model.kinds.local: model.num_heads",
+        ),
+        (dict(layers="2xlocal", kinds={"local": {"window": 3}}), "model.kinds.NAME.window is not a setting"),
+        (dict(layers="2xlocal", kinds={"local": {"rope": {"base": 3}}}), "model.kinds.local: model.rope.base is not"),
+        (dict(layers="2xlocal", kinds={"local": 3}), "a section of settings, got"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_in_a_line(settings, message):
+    with pytest.raises(ConfigError) as error:
+        model_of(**settings)
+    assert message in str(error.value) and "\n" not in str(error.value)

@@ -1,0 +1,61 @@
+"""Layers of several kinds in the dense model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from exactness import random_batch, small_model
+from flax import nnx
+
+from sppo_jax.attention.dense import dense_attention
+from sppo_jax.models.counts import layer_costs, layer_params, num_active_params, num_params
+from sppo_jax.models.dense import dense_value_and_grad
+from sppo_jax.models.stacks import LayerStacks, scan_layers, stacks_of
+
+KINDS = {"local": dict(num_heads=6, num_kv_heads=2, head_dim=4, mlp_size=9, rope=dict(theta=50.0, fraction=0.5))}
+PATTERN = "2x(2xlocal,full),local"
+
+
+def test_layers_run_in_the_order_of_the_pattern(x64):
+    """One after another by hand, from the stacks of their kinds."""
+    model = small_model(layers=PATTERN, num_layers=7, kinds=KINDS)
+    assert isinstance(model.layers, LayerStacks)
+    batch = random_batch(np.random.default_rng(0), 2, 24, 53, padding=3)
+    tokens = batch["tokens"], batch["positions"], batch["document_ids"]
+    x = model.embedding[...][batch["tokens"]]
+    stacks = {kind: nnx.split(stack) for kind, stack in stacks_of(model.layers).items()}
+    seen = dict.fromkeys(stacks, 0)
+    for kind in ("local", "local", "full", "local", "local", "full", "local"):
+        graphdef, state = stacks[kind]
+        layer = nnx.merge(graphdef, jax.tree.map(lambda leaf, number=seen[kind]: leaf[number], state))
+        seen[kind] += 1
+        x = layer.after_attention(x, dense_attention(*layer.before_attention(x, tokens[1]), *tokens[1:]))
+    np.testing.assert_allclose(model.hidden_states(*tokens), x, rtol=1e-10)
+    assert seen == {"local": 5, "full": 2}
+
+
+def test_scans_return_each_kinds_results_in_order():
+    """A layer's result is its place in the model, and what its stack has for it."""
+    stacks = {"a": jnp.arange(5), "b": jnp.arange(10, 12)}
+    begin = jnp.zeros((), jnp.int32)
+    count, found = scan_layers("aabaaba", stacks, lambda kind, place, x: (place + 1, (place, x)), begin)
+    assert count == 7
+    np.testing.assert_array_equal(found["a"], [[0, 1, 3, 4, 6], stacks["a"]])
+    np.testing.assert_array_equal(found["b"], [[2, 5], stacks["b"]])
+
+
+def test_gradients_have_the_tree_of_the_parameters(x64):
+    model = small_model(layers=PATTERN, num_layers=7, kinds=KINDS)
+    params = nnx.state(model, nnx.Param)
+    assert params["layers"]["local"]["query"].get_value().shape == (5, 24, 6, 4)
+    batch = jax.tree.map(jnp.asarray, random_batch(np.random.default_rng(1), 1, 12, 53))
+    _, grads = dense_value_and_grad(model)(params, batch)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads))
+
+
+def test_counts_are_those_of_all_layers():
+    model = small_model(dtype="float32", layers=PATTERN, num_layers=7, kinds=KINDS)
+    config, params = model.config, nnx.state(model, nnx.Param)
+    assert num_params(config) == sum(leaf.size for leaf in jax.tree.leaves(params)) == num_active_params(config)
+    local, full, mean = (layer_costs(one) for one in (config.of_kind("local"), config.of_kind("full"), config))
+    assert 7 * mean.kv_elements == 5 * local.kv_elements + 2 * full.kv_elements
+    assert 7 * mean.params == 5 * layer_params(config.of_kind("local")) + 2 * layer_params(config.of_kind("full"))

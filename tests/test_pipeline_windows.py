@@ -1,0 +1,33 @@
+"""Layers with a window or sinks in the pipeline: exact in every plan, for windows of every length."""
+
+import pytest
+from combinations import draw_window, with_window
+from programs import Case, compare
+from team_cases import batches, case
+
+DRAWN_IN_CI = (4, 123, 152, 284)
+HYBRID = Case(
+    dict(chunks=(24, 8), mesh=(1, 1, 4), kind="hybrid", ulysses=2, ring_pass="kv"),
+    dict(num_layers=2, sliding_window=10, sinks=True),
+)
+DRAWN_SLOWLY = range(30_000, 30_040)
+
+
+@pytest.mark.parametrize("seed", DRAWN_IN_CI)
+def test_drawn_windows_have_the_dense_loss_and_gradients(seed, request):
+    compare(draw_window(seed), seed, count=2, request=request)
+
+
+def test_a_window_and_sinks_over_heads_and_a_ring_have_the_dense_loss_and_gradients(request):
+    compare(HYBRID, seed=0, count=3, request=request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", DRAWN_SLOWLY)
+def test_more_drawn_windows_have_the_dense_loss_and_gradients(seed, request):
+    compare(draw_window(seed), seed, count=2, request=request)
+
+
+@pytest.mark.parametrize("seed", [130, *[pytest.param(seed, marks=pytest.mark.slow) for seed in (81, 188, 199, 215)]])
+def test_documents_with_members_of_their_own_have_the_dense_gradients(seed, request):
+    compare(with_window(case(seed), seed), seed, count=3, batches=batches, request=request)

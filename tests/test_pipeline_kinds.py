@@ -1,13 +1,22 @@
 """Layers of several kinds in the pipeline: exact in every plan."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 from combinations import draw_kinds
+from exactness import small_model, small_plan
+from flax import nnx
+from jaxprs import walk
 from programs import compare
+
+from sppo_jax.models.stacks import LayerStacks
+from sppo_jax.pipeline.api import Step
+from sppo_jax.rules import Broken
 
 # Four in each order of chunks: other heads, rotations, MLPs, experts, windows and sinks; resident and gathered.
 DRAWN_IN_CI = (10, 22, 26, 42, 9, 19, 33, 45)
 DRAWN_SLOWLY = range(30_000, 30_040)
-KINDS = {"local": dict(num_heads=6, num_kv_heads=2, head_dim=4, mlp_size=9, sliding_window=6, sinks=True)}
+KINDS = {"local": {"num_heads": 6, "num_kv_heads": 2, "head_dim": 4, "mlp_size": 9, "sliding_window": 6}}
 
 
 @pytest.mark.parametrize("seed", DRAWN_IN_CI)
@@ -19,3 +28,26 @@ def test_drawn_kinds_have_the_dense_loss_and_gradients(seed, request):
 @pytest.mark.parametrize("seed", DRAWN_SLOWLY)
 def test_more_drawn_kinds_have_the_dense_loss_and_gradients(seed, request):
     compare(draw_kinds(seed), seed, count=2, request=request)
+
+
+def test_groups_of_other_patterns_are_refused():
+    model = small_model(dtype="float32", layers="2xlocal,2xfull", kinds=KINDS)
+    with pytest.raises(Broken, match="must divide the layers into equal patterns of model.layers, got 2 parts; use 1"):
+        Step(small_plan((8, 8), mesh=(1, 2, 1)), model, None, train=True)
+
+
+def test_a_pattern_of_one_kind_is_the_model_without_it():
+    named = small_model(dtype="float32", layers="4xfull")
+    assert not isinstance(named.layers, LayerStacks)
+    shapes = [jax.tree.map(jnp.shape, nnx.state(model, nnx.Param)) for model in (named, small_model(dtype="float32"))]
+    assert shapes[0] == shapes[1]
+
+
+def test_a_group_is_the_scans_that_its_pattern_folds_to():
+    """Two iterations over a scan of two layers and one layer more: of each kind one layer is traced, with two norms."""
+    model = small_model(dtype="float32", num_layers=6, layers="2x(2xlocal,full)", kinds=KINDS)
+    step = Step(small_plan((8, 8), places=("keep", "keep", "keep")), model, None, train=False)
+    batch = {name: jnp.zeros((1, 16), jnp.int32) for name in ("tokens", "targets", "positions", "document_ids")}
+    found = list(walk(jax.make_jaxpr(step)(nnx.state(model, nnx.Param), batch).jaxpr))
+    of_local, of_full, final = 2 * [2 * 2 * 2], 2 * [2 * 2], [2]  # times the two chunks
+    assert [one.times for one in found if one.name == "rsqrt"] == [*of_local, *of_full, *final]

@@ -164,7 +164,7 @@ class _Run:
         inputs = [self.value(x) for x in eqn.invars]
         of_condition, constants, carried = _split(inputs, num_of_condition, num_constants)
         condition = jaxpr_as_fun(eqn.params["cond_jaxpr"])
-        body = _with_order_inside(eqn.params["body_jaxpr"], ())
+        body = _with_order_inside(eqn.params["body_jaxpr"], changed=())  # so everything in it waits
         with _named(eqn):
             token, *carried = lax.while_loop(
                 lambda carry: condition(*of_condition, *carry[1:])[0],
@@ -303,7 +303,6 @@ def _made_of(eqn: JaxprEqn) -> list[Collection[int]]:
     The compiler drops barriers. It also drops the parts of loops and calls that a result does not need, and the index
     of a slice that is the whole array.
     """
-    called = list(jaxprs_in_params(eqn.params))
     if eqn.primitive.name == "optimization_barrier":
         return [[i] for i in range(len(eqn.invars))]
     if eqn.primitive.name == "dynamic_slice":
@@ -315,9 +314,11 @@ def _made_of(eqn: JaxprEqn) -> list[Collection[int]]:
         return [[0]]
     if eqn.primitive.name == "scan":
         return _scan_made_of(eqn)
-    if len(called) == 1 and len(called[0].invars) == len(eqn.invars):
+    called = list(jaxprs_in_params(eqn.params))
+    arguments, results = len(eqn.invars), len(eqn.outvars)
+    if [(len(jaxpr.invars), len(jaxpr.outvars)) for jaxpr in called] == [(arguments, results)]:
         return _results_made_of(called[0])
-    return [range(len(eqn.invars))] * len(eqn.outvars)
+    return [range(arguments)] * results
 
 
 def _indices(eqn: JaxprEqn, first: int, part) -> list[int]:

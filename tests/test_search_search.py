@@ -22,9 +22,9 @@ from sppo_jax.search.layouts import layouts
 from sppo_jax.search.least_memory import LeastMemory
 from sppo_jax.search.least_seconds import stream_seconds
 from sppo_jax.search.offload import place_options
+from sppo_jax.search.partitions import LONGEST, Candidate, Partition, equal_cost_partitions, partitions
 from sppo_jax.search.request import USUAL, Trial, Way, preferences, read_request
 from sppo_jax.search.search import search
-from sppo_jax.search.space import LONGEST, Candidate, Partition, equal_cost_partitions, partitions
 
 TINY = dict(vocab_size=256, hidden_size=32, num_layers=8, num_heads=4, num_kv_heads=2, mlp_size=64)
 PLAIN = {"interleave": 1}

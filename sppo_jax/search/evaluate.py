@@ -15,10 +15,11 @@ from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.simulate import Simulation, simulate
 from sppo_jax.rules import layers_per_virtual_stage
 from sppo_jax.schedule.table import Table
-from sppo_jax.search.layouts import Layout, SequenceSplit
+from sppo_jax.search.layouts import Layout
 from sppo_jax.search.offload import choose_alpha, largest_alpha
+from sppo_jax.search.partitions import Candidate, Partition
 from sppo_jax.search.request import Request, read_request
-from sppo_jax.search.space import Candidate, Partition
+from sppo_jax.search.splits import SequenceSplit
 from sppo_jax.units import format_bytes
 from sppo_jax.version import __version__
 

@@ -9,9 +9,9 @@ from sppo_jax.search.because import Because, joined
 from sppo_jax.search.evaluate import Outcome, evaluate
 from sppo_jax.search.frontier import TIE, Fastest, Filter, Frontier, TooLarge, candidate_of
 from sppo_jax.search.layouts import Layout
+from sppo_jax.search.partitions import Candidate, Partition
 from sppo_jax.search.refine import MOST_TIMES
 from sppo_jax.search.request import Request
-from sppo_jax.search.space import Candidate, Partition
 from sppo_jax.units import format_bytes
 
 # Of the rejected plans, how many do not fit, so that slower ones that fit are shown too. How many choices are worked

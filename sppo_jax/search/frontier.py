@@ -11,9 +11,9 @@ from sppo_jax.search.layouts import Layout
 from sppo_jax.search.least_memory import LeastMemory
 from sppo_jax.search.least_seconds import LeastSeconds
 from sppo_jax.search.offload import Places, place_options
+from sppo_jax.search.partitions import Candidate, Partition, equal_cost_partitions, partitions
 from sppo_jax.search.refine import with_fewer_bodies
 from sppo_jax.search.request import Request, Trial, Way
-from sppo_jax.search.space import Candidate, Partition, equal_cost_partitions, partitions
 
 T = TypeVar("T")
 # Steps whose predicted seconds differ by less are ties: the prediction does not tell them apart.

@@ -1,32 +1,23 @@
-"""The layouts that are possible for what is asked: how devices share layers, sequences and their tokens."""
+"""The layouts that are possible for what is asked: how devices share layers, tokens and sequences."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from sppo_jax import rules
-from sppo_jax.config import ModelConfig, SequenceConfig
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.costs import CostModel, Recompute, StageShape, Weights, cost_model
 from sppo_jax.predict.shape import MemoryShape
-from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, check, divisors
+from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, divisors
 from sppo_jax.schedule.turns import collective_counts
 from sppo_jax.search.advice import nearest_changes
 from sppo_jax.search.offload import Places
 from sppo_jax.search.request import USUAL, Request, Way, asks_for_breadth_first, way_for
+from sppo_jax.search.splits import SequenceSplit, sequence_splits
 
 # A mesh without a layout, and the rules that it breaks.
 Refused = tuple[MeshShape, tuple[Broken, ...]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SequenceSplit:
-    """The kind of sequence parallelism and its two factors (inner, outer)."""
-
-    kind: str
-    ulysses: int
-    ring: int
 
 
 # Equal if the same: two requests may have layouts of the same numbers.
@@ -166,8 +157,8 @@ def _find(request: Request) -> tuple[list[Layout], list[Refused]]:
         if broken:
             refused.append((mesh, broken))
             continue
-        splits = sequence_splits(config.model, config.sequence, mesh.seq, request.cluster.devices_per_host)
         for interleave in _interleaves(request, mesh.pipe):
+            weights = _weights(request, mesh, interleave)
             found += [
                 Layout(
                     request=request,
@@ -176,9 +167,9 @@ def _find(request: Request) -> tuple[list[Layout], list[Refused]]:
                     split=split,
                     interleave=interleave,
                     layers=config.model.num_layers // (mesh.pipe * interleave),
-                    weights=_weights(request, mesh, interleave),
+                    weights=weights,
                 )
-                for split in splits
+                for split in sequence_splits(config.model, config.sequence, mesh.seq, request.cluster.devices_per_host)
             ]
     return found, refused
 
@@ -291,71 +282,3 @@ def _interleaves(request: Request, pipe: int) -> list[int]:
         return [1]
     depths = [depth for depth in divisors(layers // pipe) if _divides(request, pipe * depth)]
     return depths[1:] or depths if by_groups or name.startswith("interleaved-") else depths
-
-
-@lru_cache(maxsize=64)
-def sequence_splits(
-    model: ModelConfig, sequence: SequenceConfig, seq: int, devices_per_host: int
-) -> list[SequenceSplit]:
-    """Returns the kinds of sequence parallelism to consider, fewest exchanges first.
-
-    Where kind and factor are free, these are ulysses as far as the heads divide, as far as a host reaches, as far as
-    key-value heads need no copies, and a ring.
-
-    Args:
-        model: the model shape; heads must divide by the ulysses factor, key-value heads are replicated.
-        sequence: the request.
-        seq: devices of a stage.
-        devices_per_host: devices of a host, which are neighbours on the `seq` axis.
-
-    Raises:
-        ValueError: the heads do not divide, or a factor does not divide `seq`.
-    """
-    if sequence.kind != "auto" or seq == 1:
-        return [_split(model, sequence, sequence.kind, sequence.ulysses, seq)]
-    if sequence.ulysses:
-        return [_split_by(model, sequence, sequence.ulysses, seq)]
-    num_heads, num_kv_heads = model.shared_heads
-    factors = divisors(math.gcd(num_heads, seq))
-    near = [factor for factor in factors if factor <= devices_per_host]
-    whole = [factor for factor in factors if num_kv_heads % factor == 0]
-    allowed = _on_rings(model, sequence, seq, {factors[-1], near[-1], whole[-1], 1})
-    return [_split_by(model, sequence, factor, seq) for factor in allowed]
-
-
-def _on_rings(model: ModelConfig, sequence: SequenceConfig, seq: int, factors: set[int]) -> list[int]:
-    """Returns the factors, falling, whose rings the model's windows allow; all if there are none."""
-    facts = Facts(seq=seq, window=model.shared_window(sequence.length))
-    allowed = [factor for factor in factors if not any(rules.broken(replace(facts, ulysses=factor)))]
-    return sorted(allowed or factors, reverse=True)
-
-
-def _split_by(model: ModelConfig, sequence: SequenceConfig, factor: int, seq: int) -> SequenceSplit:
-    """Returns the split of a ulysses factor."""
-    if factor in (1, seq):
-        return _split(model, sequence, "ulysses" if factor == seq else "ring", 0, seq)
-    return _split(model, sequence, "hybrid", factor, seq)
-
-
-def _split(model: ModelConfig, sequence: SequenceConfig, kind: str, factor: int, seq: int) -> SequenceSplit:
-    """Returns the split of a kind; one device has all heads.
-
-    Args:
-        model: the model shape; heads must divide by the ulysses factor, key-value heads are replicated.
-        sequence: the request.
-        kind: the kind of sequence parallelism; "auto" for one device.
-        factor: the ulysses factor of a hybrid; 0: the largest that leaves a ring.
-        seq: devices of a stage.
-
-    Raises:
-        ValueError: the heads do not divide, or a factor does not divide `seq`.
-    """
-    kind, (num_heads, _) = "ulysses" if kind == "auto" else kind, model.shared_heads
-    check(Facts(num_heads=num_heads, kind=kind, ulysses=factor, seq=seq))
-    if kind != "hybrid":
-        ulysses = seq if kind == "ulysses" else 1
-    else:
-        shared = divisors(math.gcd(num_heads, seq))
-        ulysses = factor or max((count for count in shared if count < seq), default=1)
-    check(Facts(ulysses=ulysses, seq=seq, window=model.shared_window(sequence.length)))
-    return SequenceSplit(kind=kind, ulysses=ulysses, ring=seq // ulysses)

@@ -12,8 +12,8 @@ from sppo_jax.program.stash import TokenBytes
 from sppo_jax.schedule.generators import chunks_in_flight
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.offload import Places
+from sppo_jax.search.partitions import Partition, smallest_chunk
 from sppo_jax.search.request import Request
-from sppo_jax.search.space import Partition, smallest_chunk
 
 # Parts in which the weights of a group may come from the host: the more, the less is on its way.
 _MOST_PARTS = 2**20

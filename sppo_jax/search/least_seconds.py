@@ -13,8 +13,8 @@ from sppo_jax.schedule.table import Repeat
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.least_memory import stash_of
 from sppo_jax.search.offload import Places
+from sppo_jax.search.partitions import Partition
 from sppo_jax.search.request import Request
-from sppo_jax.search.space import Partition
 
 # The margin for what chunks do besides: kernels round up, and a bound is a sum in another order.
 _MARGIN = 0.99

@@ -13,8 +13,8 @@ from sppo_jax.search.advice import released
 from sppo_jax.search.evaluate import Outcome, Sized, evaluate, size
 from sppo_jax.search.explain import over
 from sppo_jax.search.frontier import Frontier
+from sppo_jax.search.partitions import Candidate
 from sppo_jax.search.request import USUAL, Request, Trial, read_request, way_for
-from sppo_jax.search.space import Candidate
 from sppo_jax.units import format_bytes
 
 # Settings that are released together, nearest first.

@@ -20,8 +20,8 @@ from sppo_jax.search.explain import float32_reason, schedule_reason, split_reaso
 from sppo_jax.search.layouts import Layout, layouts
 from sppo_jax.search.least_seconds import UnitTimes
 from sppo_jax.search.offload import Places, place_options
+from sppo_jax.search.partitions import Candidate, Partition, chunk_counts, longest_chunks, schedules, waves
 from sppo_jax.search.request import Request
-from sppo_jax.search.space import Candidate, Partition, chunk_counts, longest_chunks, schedules, waves
 
 _MIN_CHUNK, _MAX_CHUNK = 2048, 16384
 # In the order of the paper's preference: recompute only where nothing else fits.

@@ -16,9 +16,9 @@ from sppo_jax.search.explain import Results, others, over, reasons_of, times_slo
 from sppo_jax.search.frontier import TIE, Fastest, Filter
 from sppo_jax.search.no_fit import least, problem_of
 from sppo_jax.search.paper import paper_outcome
+from sppo_jax.search.partitions import Candidate
 from sppo_jax.search.refine import late_attention_is_open, with_late_attention, with_queries_on_the_ring
 from sppo_jax.search.request import USUAL, Request, Trial, asks_for_breadth_first, preferences, read_request
-from sppo_jax.search.space import Candidate
 
 NUM_REJECTED = 5
 # How many of the next fastest plans are tried with attention outputs of late chunks.

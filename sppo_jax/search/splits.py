@@ -1,0 +1,86 @@
+"""How the devices of a stage share a sequence: heads by ulysses, tokens round a ring, or both."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from sppo_jax.config import ModelConfig, SequenceConfig
+from sppo_jax.rules import Facts, broken, check, divisors
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceSplit:
+    """The kind of sequence parallelism and its two factors (inner, outer)."""
+
+    kind: str
+    ulysses: int
+    ring: int
+
+
+@lru_cache(maxsize=64)
+def sequence_splits(
+    model: ModelConfig, sequence: SequenceConfig, seq: int, devices_per_host: int
+) -> list[SequenceSplit]:
+    """Returns the kinds of sequence parallelism to consider, fewest exchanges first.
+
+    Where kind and factor are free, these are ulysses as far as the heads divide, as far as a host reaches, as far as
+    key-value heads need no copies, and a ring.
+
+    Args:
+        model: the model shape; heads must divide by the ulysses factor, key-value heads are replicated.
+        sequence: the request.
+        seq: devices of a stage.
+        devices_per_host: devices of a host, which are neighbours on the `seq` axis.
+
+    Raises:
+        ValueError: the heads do not divide, or a factor does not divide `seq`.
+    """
+    if sequence.kind != "auto" or seq == 1:
+        return [split_sequence(model, sequence, seq)]
+    if sequence.ulysses:
+        return [split_sequence(model, _as_kind(sequence, sequence.ulysses, seq), seq)]
+    num_heads, num_kv_heads = model.shared_heads
+    factors = divisors(math.gcd(num_heads, seq))
+    near = [factor for factor in factors if factor <= devices_per_host]
+    whole = [factor for factor in factors if num_kv_heads % factor == 0]
+    found = _on_rings(model, sequence, seq, {factors[-1], near[-1], whole[-1], 1})
+    return [split_sequence(model, _as_kind(sequence, factor, seq), seq) for factor in found]
+
+
+def _on_rings(model: ModelConfig, sequence: SequenceConfig, seq: int, factors: set[int]) -> list[int]:
+    """Returns the factors, falling, whose rings the model's windows allow; all if there are none."""
+    facts = Facts(seq=seq, window=model.shared_window(sequence.length))
+    allowed = [factor for factor in factors if not any(broken(replace(facts, ulysses=factor)))]
+    return sorted(allowed or factors, reverse=True)
+
+
+def _as_kind(sequence: SequenceConfig, factor: int, seq: int) -> SequenceConfig:
+    if factor in (1, seq):
+        return replace(sequence, kind="ulysses" if factor == seq else "ring", ulysses=0)
+    return replace(sequence, kind="hybrid", ulysses=factor)
+
+
+def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int) -> SequenceSplit:
+    """Resolves the kind of sequence parallelism and its factors.
+
+    Args:
+        model: the model shape; heads must divide by the ulysses factor, key-value heads are replicated.
+        sequence: the request.
+        seq: devices of a stage.
+
+    Raises:
+        ValueError: the heads do not divide, or a factor does not divide `seq`.
+    """
+    kind, (num_heads, _) = sequence.kind, model.shared_heads
+    if kind == "auto":
+        kind = "ulysses" if num_heads % seq == 0 else "ring"
+    check(Facts(num_heads=num_heads, kind=kind, ulysses=sequence.ulysses, seq=seq))
+    factor = {"ring": 1, "ulysses": seq}.get(kind) or sequence.ulysses or _hybrid_factor(num_heads, seq)
+    check(Facts(ulysses=factor, seq=seq, window=model.shared_window(sequence.length)))
+    return SequenceSplit(kind=kind, ulysses=factor, ring=seq // factor)
+
+
+def _hybrid_factor(num_heads: int, seq: int) -> int:
+    """Returns the largest factor of `seq` that divides the heads and leaves a ring, if there is any."""
+    shared = math.gcd(num_heads, seq)
+    return max((count for count in divisors(shared) if count < seq), default=1)

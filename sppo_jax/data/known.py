@@ -43,7 +43,7 @@ def _documents(config: Config) -> Documents | None:
     encoder = functools.cache(lambda: open_encoder(data, vocab_size=vocab_size))
     fraction = 0.0 if data.validation_sources else data.validation_fraction
     room, total = max(1, int(length * data.fill)), sum(data.sources.values())
-    sums = np.zeros(3)
+    reach, sums = config.model.window_within(length) or length, np.zeros(3)
     for number, (name, weight) in enumerate(data.sources.items()):
         own = data.settings_of(name, data.source)
         spans = known_spans(data.with_settings(own), name, encoder, vocab_size=vocab_size, length=room)
@@ -54,15 +54,21 @@ def _documents(config: Config) -> Documents | None:
             return None
         rows = pack_corpus(config, number, split_corpus(_few_pieces(corpus, room), fraction)[0])
         assert rows is not None
-        sums += weight / total * _of_row(rows)
+        sums += weight / total * _of_row(rows, reach)
     tokens, pieces, pairs = sums.tolist()
-    return Documents(mean_tokens=tokens / pieces, attended=pairs / (length * (length + 1) / 2))
+    return Documents(mean_tokens=tokens / pieces, attended=pairs / _pairs(np.array([length], float), reach).item())
 
 
-def _of_row(rows: PackedRows) -> np.ndarray:
+def _of_row(rows: PackedRows, reach: int) -> np.ndarray:
     """Returns the tokens, the pieces and the pairs of a query and a key of a sequence, in the mean of an epoch: [3]."""
     sizes = rows.layout.sizes.astype(np.float64)
-    return np.array([sizes.sum(), len(sizes), (sizes * (sizes + 1) / 2).sum()]) / rows.layout.num_rows
+    return np.array([sizes.sum(), len(sizes), _pairs(sizes, reach).sum()]) / rows.layout.num_rows
+
+
+def _pairs(sizes: np.ndarray, reach: int) -> np.ndarray:
+    """Returns the pairs of documents of some sizes whose tokens attend to `reach` tokens at most."""
+    growing = np.minimum(sizes, reach)
+    return growing * (growing + 1) / 2 + (sizes - growing) * growing
 
 
 def _corpus(all_spans: list[Spans]) -> Corpus:

@@ -1,5 +1,7 @@
 """What a plan says of the documents of a config's data, where their lengths are known without tokenizing anything."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from report_cases import MODEL
@@ -28,14 +30,14 @@ def write(path, sizes, dtype=np.uint16):
 
 def counted(config):
     """Returns the mean tokens of a document and the share of pairs, counted in every sequence of an epoch."""
-    rows = open_data(config).training
+    rows, window = open_data(config).training, config.model.sliding_window or LENGTH
     pairs, sizes = 0, []
     for number in range(len(rows)):
         ids = rows[number]["document_ids"]
         same = (ids[:, None] == ids) & (ids[:, None] >= 0)
-        pairs += np.tril(same).sum()
+        pairs += np.tril(np.triu(same, 1 - window)).sum()
         sizes += np.unique(ids[ids >= 0], return_counts=True)[1].tolist()
-    return np.mean(sizes), pairs / len(rows) / np.tril(np.ones((LENGTH, LENGTH))).sum()
+    return np.mean(sizes), pairs / len(rows) / np.tril(np.triu(np.ones((LENGTH, LENGTH)), 1 - window)).sum()
 
 
 def assert_as_counted(found, config):
@@ -53,6 +55,14 @@ def test_documents_of_token_files_are_counted_exactly(tmp_path, pack, settings):
     before = known_documents(config)
     assert_as_counted(before, config)
     assert known_documents(config) == before  # now that the files were scanned
+
+
+@pytest.mark.parametrize("window", [1, 20, 64])
+def test_documents_in_a_window_are_relative_to_a_sequence_in_it(tmp_path, window):
+    write(tmp_path / "a.bin", np.random.default_rng(0).integers(1, 150, 40).tolist())
+    config = config_of(str(tmp_path), pack="stream")
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, sliding_window=window))
+    assert_as_counted(known_documents(config), config)
 
 
 def test_documents_of_several_sources_count_by_their_weights(tmp_path):

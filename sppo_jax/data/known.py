@@ -8,13 +8,14 @@ import warnings
 
 import numpy as np
 
-from sppo_jax.config import Config
+from sppo_jax.config import Config, ModelConfig
 from sppo_jax.data.corpus import Corpus, Spans, corpus_of, split_corpus, within
 from sppo_jax.data.encoding import open_encoder
 from sppo_jax.data.open import pack_corpus, with_tokenizer
 from sppo_jax.data.packing import PackedRows
 from sppo_jax.data.recall import RECALL
 from sppo_jax.data.sources import known_spans
+from sppo_jax.models.counts import layer_costs
 from sppo_jax.predict.documents import Documents
 
 # What is looked at of more documents: so many of them, in blocks that lie together in the file, and so many pieces.
@@ -43,7 +44,7 @@ def _documents(config: Config) -> Documents | None:
     encoder = functools.cache(lambda: open_encoder(data, vocab_size=vocab_size))
     fraction = 0.0 if data.validation_sources else data.validation_fraction
     room, total = max(1, int(length * data.fill)), sum(data.sources.values())
-    sums = np.zeros(3)
+    reaches, sums = _reaches(config.model, length), np.zeros(3)
     for number, (name, weight) in enumerate(data.sources.items()):
         own = data.settings_of(name, data.source)
         spans = known_spans(data.with_settings(own), name, encoder, vocab_size=vocab_size, length=room)
@@ -54,15 +55,31 @@ def _documents(config: Config) -> Documents | None:
             return None
         rows = pack_corpus(config, number, split_corpus(_few_pieces(corpus, room), fraction)[0])
         assert rows is not None
-        sums += weight / total * _of_row(rows)
+        sums += weight / total * _of_row(rows, reaches)
     tokens, pieces, pairs = sums.tolist()
-    return Documents(mean_tokens=tokens / pieces, attended=pairs / (length * (length + 1) / 2))
+    whole = _pairs(np.array([length], float), reaches).item()
+    return Documents(mean_tokens=tokens / pieces, attended=pairs / whole)
 
 
-def _of_row(rows: PackedRows) -> np.ndarray:
+def _reaches(model: ModelConfig, length: int) -> list[tuple[float, int]]:
+    """Returns the tokens that a token attends to at most in layers of each kind, and FLOPs of a pair in all of them."""
+    kinds = model.counts(model.num_layers)
+    return [(count * layer_costs(kind).pair_flops, kind.window_within(length) or length) for kind, count in kinds]
+
+
+def _of_row(rows: PackedRows, reaches: list[tuple[float, int]]) -> np.ndarray:
     """Returns the tokens, the pieces and the pairs of a query and a key of a sequence, in the mean of an epoch: [3]."""
     sizes = rows.layout.sizes.astype(np.float64)
-    return np.array([sizes.sum(), len(sizes), (sizes * (sizes + 1) / 2).sum()]) / rows.layout.num_rows
+    return np.array([sizes.sum(), len(sizes), _pairs(sizes, reaches).sum()]) / rows.layout.num_rows
+
+
+def _pairs(sizes: np.ndarray, reaches: list[tuple[float, int]]) -> np.ndarray:
+    """Returns the pairs of documents of some sizes over all layers, each pair times its FLOPs."""
+    total = np.zeros(len(sizes))
+    for flops, reach in reaches:
+        growing = np.minimum(sizes, reach)
+        total += flops * (growing * (growing + 1) / 2 + (sizes - growing) * growing)
+    return total
 
 
 def _corpus(all_spans: list[Spans]) -> Corpus:

@@ -121,7 +121,13 @@ class Step:
         return heads, SharesLayout(like, self.block.penalty, plan, dtype) if jax.tree.leaves(like) else None
 
     def _check_split(self, num_heads: int) -> None:
-        """Checks that `seq` can divide the heads and the window of a layer."""
+        """Checks that `seq` can divide the heads and the window of a layer, and that the model has this window too."""
+        planned = self.model.config.sliding_window
+        if planned != self.block.mixer.window:
+            raise ValueError(
+                f"a layer must have the window of model.sliding_window={planned}, got {self.block.mixer.window}; set "
+                "its attribute mixer (sppo_jax.attention.mixer.Attention), or the model's setting"
+            )
         plan, window = self.plan, self.block.mixer.within(self.plan.sequence_length)
         check(
             Facts(

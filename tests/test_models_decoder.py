@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
+from jax.tree_util import DictKey
 
 from sppo_jax.config import Config, ModelConfig, SequenceConfig, TrainConfig
 from sppo_jax.models import Decoder, DecoderLayer, build_model, num_params
+from sppo_jax.models.leaves import is_matrix
 from sppo_jax.models.rotary import rotary_frequencies
 
 SHAPE = {
@@ -146,6 +148,15 @@ def test_layers_start_different_and_residual_projections_small():
     assert np.std(layers.up[...]) == pytest.approx(0.02, rel=0.05)
     for residual in (layers.output, layers.down):
         assert np.std(residual[...]) == pytest.approx(0.02 / np.sqrt(8), rel=0.05)
+
+
+def test_sinks_are_a_number_for_each_head_and_do_not_decay():
+    config = make_config(sinks=True)
+    params = nnx.state(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(params=0))), nnx.Param)
+    sinks = params["layers"]["sinks"].get_value()
+    assert sinks.shape == (config.num_layers, config.num_heads)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == num_params(config)
+    assert not is_matrix((DictKey("layers"), DictKey("sinks")), sinks)
 
 
 def test_tied_model_has_no_head_and_learns_its_embedding_from_both_ends():

@@ -111,6 +111,7 @@ class Step:
         kinds = self.model.config.kind_names
         return kinds[: layers_per_virtual_stage(len(kinds), plan.mesh.pipe, plan.schedule.interleave, kinds)]
 
+<<<<<<< HEAD
     def _traced(
         self, kinds: tuple[str | None, ...]
     ) -> tuple[dict[str | None, AttentionShape], Layers, SharesLayout | None]:
@@ -166,6 +167,17 @@ class Step:
 
     def _check_split(self, num_heads: int, window: int) -> None:
         """Checks that `seq` can divide the heads and the window of a layer."""
+=======
+    def _check_split(self, num_heads: int) -> None:
+        """Checks that `seq` can divide the heads and the window of a layer, and that the model has this window too."""
+        planned = self.model.config.sliding_window
+        if planned != self.block.mixer.window:
+            raise ValueError(
+                f"a layer must have the window of model.sliding_window={planned}, got {self.block.mixer.window}; set "
+                "its attribute mixer (sppo_jax.attention.mixer.Attention), or the model's setting"
+            )
+        plan, window = self.plan, self.block.mixer.within(self.plan.sequence_length)
+>>>>>>> window
         check(
             Facts(
                 num_heads=num_heads,

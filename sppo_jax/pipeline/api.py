@@ -111,7 +111,6 @@ class Step:
         kinds = self.model.config.kind_names
         return kinds[: layers_per_virtual_stage(len(kinds), plan.mesh.pipe, plan.schedule.interleave, kinds)]
 
-<<<<<<< HEAD
     def _traced(
         self, kinds: tuple[str | None, ...]
     ) -> tuple[dict[str | None, AttentionShape], Layers, SharesLayout | None]:
@@ -124,7 +123,7 @@ class Step:
         windows = {kind: block.mixer.within(plan.sequence_length) for kind, block in self.blocks.items()}
         for kind, block in self.blocks.items():
             q, k, like = self._traced_layer(kind, block)
-            self._check_split(q.shape[1], windows[kind])
+            self._check_split(kind, q.shape[1], windows[kind])
             heads[kind] = AttentionShape(
                 num_heads=q.shape[1] // plan.ulysses,
                 num_kv_heads=sequence.cache_heads(k.shape[1], plan.ulysses),
@@ -165,19 +164,15 @@ class Step:
             )
         return SharesLayout(like, penalty, self.plan, jnp.dtype(self.model.dtype))
 
-    def _check_split(self, num_heads: int, window: int) -> None:
-        """Checks that `seq` can divide the heads and the window of a layer."""
-=======
-    def _check_split(self, num_heads: int) -> None:
+    def _check_split(self, kind: str | None, num_heads: int, window: int) -> None:
         """Checks that `seq` can divide the heads and the window of a layer, and that the model has this window too."""
-        planned = self.model.config.sliding_window
-        if planned != self.block.mixer.window:
+        config, mixer = self.model.config, self.blocks[kind].mixer
+        planned = (config if kind is None else config.of_kind(kind)).sliding_window
+        if planned != mixer.window:
             raise ValueError(
-                f"a layer must have the window of model.sliding_window={planned}, got {self.block.mixer.window}; set "
-                "its attribute mixer (sppo_jax.attention.mixer.Attention), or the model's setting"
+                f"a layer must have the window of model.sliding_window={planned}, got {mixer.window}; set its attribute "
+                "mixer (sppo_jax.attention.mixer.Attention), or the model's setting"
             )
-        plan, window = self.plan, self.block.mixer.within(self.plan.sequence_length)
->>>>>>> window
         check(
             Facts(
                 num_heads=num_heads,

@@ -170,8 +170,8 @@ class Step:
         planned = (config if kind is None else config.of_kind(kind)).sliding_window
         if planned != mixer.window:
             raise ValueError(
-                f"a layer must have the window of model.sliding_window={planned}, got {mixer.window}; set its attribute "
-                "mixer (sppo_jax.attention.mixer.Attention), or the model's setting"
+                f"a layer must have the window of model.sliding_window={planned}, got {mixer.window}; set its "
+                "attribute mixer (sppo_jax.attention.mixer.Attention), or the model's setting"
             )
         check(
             Facts(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sppo_jax.pipeline.kinds import At
 from sppo_jax.pipeline.mechanisms.mechanism import Tick
 from sppo_jax.pipeline.rows import HostRow
 from sppo_jax.pipeline.stash import HostPlace, StashLayout, chunk_entries
@@ -18,7 +19,11 @@ PIECES = [(1024,), (858, 166), (300, 24, 700)]
 
 def layout(stash: StashClass, tokens: int, **shapes) -> StashLayout:
     named = {name: jax.ShapeDtypeStruct((tokens, *dims), dtype) for name, (dims, dtype) in shapes.items()}
-    return StashLayout(chunk_entries(stash, named), num_layers=2, num_slots=3)
+    return StashLayout(chunk_entries(stash, {None: named}, (None, None)), num_layers=2, num_slots=3)
+
+
+def at(layer) -> At:
+    return At(None, {None: layer})
 
 
 @pytest.mark.parametrize("host_pieces", PIECES)
@@ -35,8 +40,8 @@ def test_what_is_stashed_comes_back_bit_for_bit(host_rows, host_pieces):
     stash = replace(stash, host_pieces=host_pieces)
     rng = np.random.default_rng(0)
     values = {name: jnp.asarray(rng.normal(size=(7, *dims)), dtype) for name, (dims, dtype) in shapes.items()}
-    kept, part = stash.put(stash.kept_buffers(), stash.host_part(), 2, 1, values)
-    back = stash.get(kept, part, 2, 1)
+    kept, part = stash.put(stash.kept_buffers(), stash.host_part(), 2, at(1), values)
+    back = stash.get(kept, part, 2, at(1))
     for name, value in values.items():
         np.testing.assert_array_equal(np.asarray(back[name], np.float32), np.asarray(value, np.float32))
     elements = 2 * sum(entry.host_elements for entry in stash.entries.values())
@@ -56,14 +61,14 @@ def test_a_short_row_ends_where_the_next_row_begins(again, host_pieces):
         values.append({name: jnp.asarray(rng.normal(size=(7, *dims)), dtype) for name, (dims, dtype) in shapes.items()})
         part = stash.host_part()
         for layer in range(2):
-            _, part = stash.put({}, part, 0, layer, {name: (1 + layer) * x for name, x in values[-1].items()})
+            _, part = stash.put({}, part, 0, at(layer), {name: (1 + layer) * x for name, x in values[-1].items()})
         buffer = stash.write_host(buffer, place, part)
     elements = {name: 2 * entry.host_elements for name, entry in stash.entries.items()}
     assert sum(piece.size for piece in buffer) == 5 * elements["x"] + 2 * (elements["out"] + elements["lse"])
     for row, place in enumerate(places):
-        back = stash.get({}, stash.fetch_host(buffer, place), 0, 1)
+        back = stash.get({}, stash.fetch_host(buffer, place), 0, at(1))
         if again:
-            back["x"] = stash.get_again({}, stash.fetch_again(buffer, place), 0, 1)["x"]
+            back["x"] = stash.get_again({}, stash.fetch_again(buffer, place), 0, at(1))["x"]
         for name in ("x",) if short[row] else shapes:
             np.testing.assert_array_equal(
                 np.asarray(back[name], np.float32), 2 * np.asarray(values[row][name], np.float32)
@@ -79,7 +84,7 @@ def test_a_part_of_more_elements_than_an_int32_counts_has_offsets():
     values = {name: jax.ShapeDtypeStruct((tokens, *dims), dtype) for name, (dims, dtype) in shapes.items()}
 
     def there_and_back(values):
-        return packed.get(*packed.put(packed.kept_buffers(), packed.host_part(), 0, 1, values), 0, 1)
+        return packed.get(*packed.put(packed.kept_buffers(), packed.host_part(), 0, at(1), values), 0, at(1))
 
     assert jax.eval_shape(there_and_back, values) == values
 

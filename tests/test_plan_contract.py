@@ -121,6 +121,14 @@ def with_one_chunk_made_again(config):
     return replace(config, schedule=schedule, sequence=sequence, stash=replace(config.stash, kv="rebuild"))
 
 
+def with_kinds(config):
+    """Returns the config of a model whose layers are of two kinds, of other heads and MLPs; one may have experts."""
+    groups = config.mesh.pipe * config.schedule.interleave
+    local = {"head_dim": 2 * config.model.head_dim, "mlp_size": 40, "experts": {"count": 0}}
+    model = dict(num_layers=3 * groups, layers=f"{groups}x(2xlocal,full)", kinds={"local": local})
+    return replace(config, model=replace(config.model, **model))
+
+
 def with_late_attention(plan):
     """Returns a plan that stashes the attention outputs of late chunks alone, if it has some and the rules allow it."""
     first = len(plan.chunk_lengths) // 2
@@ -155,6 +163,8 @@ def plans():
                     config = with_kv_on_host(config)
                 elif len(found) % 10 == 5:
                     config = with_one_chunk_made_again(config)
+                if len(found) % 7 == 6:
+                    config = with_kinds(config)
                 plan = make_plan(config)
                 if len(found) % 4 == 3:
                     config = with_shapes(config, plan)
@@ -176,8 +186,8 @@ def layouts(step: Step):
         dtype = jnp.dtype(step.model.dtype) if is_cast(x, 1) else x.dtype
         return jax.ShapeDtypeStruct((1, *x.shape), dtype)
 
-    weights = Weights(jax.tree.map(on_stage, step.params["layers"]), step.block.others)
-    stage = Stage(step.block, weights, step.num_layers, places)
+    weights = Weights(jax.tree.map(on_stage, step.params["layers"]), step.others)
+    stage = Stage(step.layers, weights, places)
     hidden = step.params["embedding"].get_value().shape[1]
     for name, slots in program.stash.classes.items():
         x_TD = jax.ShapeDtypeStruct((name.tokens, hidden), jnp.dtype(step.model.dtype))
@@ -261,7 +271,7 @@ def cheap_attention(monkeypatch):
 def test_ring_bytes_are_those_charged(plans, cheap_attention):
     seen = Counter()
     for config, plan, step in plans:
-        costs, outline, shape = costs_of(plan, config), plan.outline(), step.head_shape
+        costs, outline, kinds = costs_of(plan, config), plan.outline(), step.layers.kinds
         charged = 0
         for tick, of_tick, count in zip(outline.ticks, outline.tick_shapes, outline.tick_rounds, strict=True):
             if tick.is_compute and plan.ring > 1:
@@ -274,11 +284,13 @@ def test_ring_bytes_are_those_charged(plans, cheap_attention):
             passes = [("F", spec.passes.forward)] if again else []
             passes += [("B", spec.passes.backward)] if spec.kind == "B" else []
             for kind, which in passes:
-                heads = shape.num_heads, shape.num_kv_heads, shape.head_dim, np.dtype(step.model.dtype)
-                tokens = spec.tokens * plan.ulysses
-                sent += sent_bytes(kind, which, plan.ring, tokens, spec.passes.bound, *heads, plan.kernel)
+                for name, shape in step.head_shapes.items():
+                    heads = shape.num_heads, shape.num_kv_heads, shape.head_dim, np.dtype(step.model.dtype)
+                    of_tick = spec.tokens * plan.ulysses, spec.passes.bound
+                    of_layer = sent_bytes(kind, which, plan.ring, *of_tick, *heads, plan.kernel)
+                    sent += kinds.count(name) / len(kinds) * of_layer
                 seen[kind, which, plan.kernel] += 1
-        assert charged == sent, plan.describe()
+        assert charged == pytest.approx(sent, rel=1e-12), plan.describe()
     assert len(seen) == 8 and min(seen.values()) > 50
 
 

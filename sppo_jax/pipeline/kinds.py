@@ -2,8 +2,6 @@
 
 A kind is a name, or None where all layers are alike. All groups of a plan have the same kinds in the same order.
 
-Letters: n_k layers of kind k in a group.
-"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

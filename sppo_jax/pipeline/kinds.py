@@ -1,7 +1,7 @@
 """The kinds of a group's layers: one after another in nested scans, each layer with its number among those of its kind.
 
 A kind is a name, or None where all layers are alike. All groups of a plan have the same kinds in the same order.
-
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -59,7 +59,17 @@ MODELS = {
         transformers.Qwen2Config,
         dict(use_sliding_window=True, sliding_window=16, max_window_layers=0, tie_word_embeddings=True),
     ),
-    # Layers of two kinds: every second one has experts, or does not rotate.
+    # Layers of two kinds: every second one has a window, experts, or does not rotate.
+    "qwen3-windows": (
+        transformers.Qwen3Config,
+        dict(
+            num_hidden_layers=4,
+            head_dim=12,
+            use_sliding_window=True,
+            sliding_window=9,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+        ),
+    ),
     "qwen3-moe-mixed": (
         transformers.Qwen3MoeConfig,
         dict(

@@ -138,15 +138,24 @@ def test_the_sliding_window_is_that_of_all_layers(changes, window):
 
 
 @pytest.mark.parametrize(
-    ("changes", "count"),
+    ("changes", "layers"),
     [
-        (dict(model_type="qwen3", head_dim=16, use_sliding_window=True, sliding_window=64, max_window_layers=3), 1),
-        (dict(model_type="qwen2", sliding_window=64, layer_types=["full_attention", "sliding_attention"] * 2), 2),
+        (dict(model_type="qwen3", head_dim=16, use_sliding_window=True, max_window_layers=3), "3xfull,local"),
+        (dict(model_type="qwen2", layer_types=["full_attention", "sliding_attention"] * 2), "2x(full,local)"),
     ],
 )
-def test_a_window_of_some_layers_is_refused(changes, count):
-    with pytest.raises(ValueError, match=f"or none, got {count} of 4 layers with a window of 64; choose another model"):
-        shape_from_hf({**SMALL, "architectures": None, **changes})
+def test_a_window_of_some_layers_is_a_kind_of_layer(changes, layers):
+    model = ModelConfig(**shape_from_hf({**SMALL, "architectures": None, "sliding_window": 64, **changes}))
+    assert (model.layers, model.sliding_window, model.of_kind("local").sliding_window) == (layers, 0, 64)
+    content = shape_to_hf(model, like={}, length=0, dtype="float32")
+    assert content["model_type"] == changes["model_type"] and content["layer_types"].count("sliding_attention") < 4
+    again = ModelConfig(**shape_from_hf(content))
+    assert (again.kind_names, again.of_kind("local")) == (model.kind_names, model.of_kind("local"))
+
+
+def test_a_layer_type_for_each_layer_is_needed():
+    with pytest.raises(ValueError, match="layer_types must have a name for each of the 4 layers, got 2; correct the"):
+        shape_from_hf({**SMALL, "architectures": None, "model_type": "qwen2", "layer_types": ["full_attention"] * 2})
 
 
 @pytest.mark.parametrize(

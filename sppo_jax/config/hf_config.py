@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sppo_jax.config.hf_experts import experts_from_hf
-from sppo_jax.config.hf_layers import layers_from_hf
+from sppo_jax.config.hf_layers import layers_from_hf, windows_from_hf
 from sppo_jax.config.hf_rope import rope_from_hf
 from sppo_jax.files import parse_json
 
@@ -163,6 +163,7 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     family = _family(config)
     _check_representable(config)
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    windows = windows_from_hf(config, family.sliding_window)
     kv_heads = config.get("num_key_value_heads", family.num_kv_heads) or heads
     return {
         "vocab_size": config["vocab_size"],
@@ -171,7 +172,7 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "num_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": config.get("head_dim") or family.head_dim or hidden // heads,
-        **(layers := layers_from_hf(config)),
+        **(layers := layers_from_hf(config, windows)),
         # Of a model whose layers all have experts no layer has this size.
         "mlp_size": 0 if family.fused_experts and not layers["kinds"] else config["intermediate_size"],
         "mlp": "swiglu",
@@ -181,7 +182,7 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "sinks": False,
         "tied_embeddings": bool(config.get("tie_word_embeddings", family.tied_embeddings)),
         "norm_eps": config.get("rms_norm_eps", 1e-6),
-        "sliding_window": _sliding_window(config, family),
+        "sliding_window": windows[0] if len(set(windows)) == 1 else 0,
         "rope": rope_from_hf(config, _num_positions(config, family), family.rope_theta),
     }
 
@@ -218,34 +219,3 @@ def _check_representable(config: Mapping[str, Any]) -> None:
         )
     if config.get("attention_dropout"):
         raise ValueError(f"attention_dropout must be 0, got {config['attention_dropout']}; set 0 (no dropout here)")
-
-
-def _sliding_window(config: Mapping[str, Any], family: Family) -> int:
-    """Returns the attention span in tokens of all layers; 0: the whole sequence."""
-    window = config.get("sliding_window", family.sliding_window) or 0
-    if config["model_type"] == "llama":
-        return 0
-    kinds = config.get("layer_types")
-    if kinds is not None:
-        unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
-        if unknown:
-            raise ValueError(
-                f"layer_types must be full_attention or sliding_attention, got {unknown[0]!r}; choose another model"
-            )
-        return _of_all_layers(window, kinds.count("sliding_attention"), len(kinds))
-    if config["model_type"] == "mistral":
-        return window
-    if config["model_type"] == "qwen3_moe":
-        return window if config.get("use_sliding_window") else 0
-    num_layers = config["num_hidden_layers"]
-    first = max(0, config.get("max_window_layers", 28)) if config.get("use_sliding_window", False) else num_layers
-    return _of_all_layers(window, max(0, num_layers - first), num_layers)
-
-
-def _of_all_layers(window: int, num_windowed: int, num_layers: int) -> int:
-    if window and 0 < num_windowed < num_layers:
-        raise ValueError(
-            f"all layers of a model must have a sliding window or none, got {num_windowed} of {num_layers} layers with "
-            f"a window of {window}; choose another model"
-        )
-    return window if num_windowed else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sppo_jax.config.hf_config import FAMILIES
@@ -26,7 +27,7 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
         ValueError: no family has such a model; the message names the setting.
     """
     experts = experts_to_hf(model.experts, like) if model.experts.count else {}
-    kind = _family_of_kinds(model) or _family_name(model, like.get("model_type"))
+    kind = _family_of_kinds(model, like.get("model_type")) or _family_name(model, like.get("model_type"))
     kept = {key: value for key, value in like.items() if key not in _NOT_KEPT}
     max_length = max(scaled_length(model.rope), length, like.get("max_position_embeddings") or 0)
     config = kept | {
@@ -57,6 +58,8 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
     window = model.sliding_window or None
     if kind == "mistral":
         return config | {"sliding_window": window}
+    if "layer_types" in config:
+        return config
     slides = {"use_sliding_window": window is not None, "sliding_window": window}
     return config | slides | ({"max_window_layers": 0} if window else {})
 
@@ -122,14 +125,18 @@ def _layers_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
     if family == "smollm3":
         rotates = [int(model.of_kind(name).rope.fraction > 0) for name in model.kind_names]
         return {"no_rope_layers": rotates}
+    windows = [model.of_kind(name).sliding_window for name in model.kind_names]
+    if len(set(windows)) > 1:
+        kinds = ["sliding_attention" if window else "full_attention" for window in windows]
+        return {"use_sliding_window": True, "sliding_window": max(windows), "layer_types": kinds}
     if family == "qwen3_moe":
         dense = [number for number, name in enumerate(model.kind_names) if not model.of_kind(name).experts.count]
         return {"mlp_only_layers": dense, "decoder_sparse_step": 1}
     return {}
 
 
-def _family_of_kinds(model: ModelConfig) -> str | None:
-    """Returns the family that has a model's kinds of layers; None where all layers are alike.
+def _family_of_kinds(model: ModelConfig, preferred: str | None) -> str | None:
+    """Returns the family that has a model's kinds of layers, the preferred one if possible; None where all are alike.
 
     Raises:
         ValueError: no family has them.
@@ -142,9 +149,13 @@ def _family_of_kinds(model: ModelConfig) -> str | None:
         return "smollm3"
     if all(_is(kind, "experts", {"count": 0}) for kind in changed) and model.experts.count:
         return "qwen3_moe"
+    if not model.sliding_window and len(changed) == 1 and set(changed[0]) == {"sliding_window"}:
+        family = _family_name(replace(model, **changed[0]), preferred)
+        if family in ("qwen2", "qwen3"):
+            return family
     raise ValueError(
-        "a Hugging Face model must have kinds of layers that a family has (rope.fraction=0, or experts.count=0), got "
-        f"{', '.join(sorted(names))}; export only models with such kinds"
+        "a Hugging Face model must have kinds of layers that a family has (rope.fraction=0, experts.count=0, or one "
+        f"sliding_window), got {', '.join(sorted(names))}; export only models with such kinds"
     )
 
 

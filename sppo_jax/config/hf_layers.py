@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sppo_jax.config.kinds import FULL, layers_text
 
-# Layers without rotation, and layers with an MLP among those with experts.
-UNROTATED, DENSE = "unrotated", "dense"
+# Layers without rotation, layers with an MLP among those with experts, and layers with a window among others.
+UNROTATED, DENSE, WINDOWED = "unrotated", "dense", "local"
 # Keys that an export writes.
 KEYS = ("no_rope_layers", "no_rope_layer_interval", "layer_types", "mlp_only_layers", "decoder_sparse_step")
 
 
-def layers_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
+def layers_from_hf(config: Mapping[str, Any], windows: Sequence[int]) -> dict[str, Any]:
     """Returns the `ModelConfig` fields `layers` and `kinds`: null and none where all layers are alike.
 
     Args:
         config: content of the config.json.
+        windows: of each layer, from `windows_from_hf`.
 
     Raises:
-        ValueError: a key is of another length than the model.
+        ValueError: a key is of another length than the model, or layers differ in two ways.
     """
     if config["model_type"] == "qwen3_moe" and config.get("first_k_dense_replace"):
         raise ValueError(
@@ -35,8 +36,49 @@ def layers_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     if config["model_type"] == "qwen3_moe":
         names = [DENSE if dense else FULL for dense in _dense_layers(config)]
         kinds[DENSE] = {"experts": {"count": 0}}
+    if len(set(windows)) > 1:
+        if set(names) != {FULL}:
+            raise ValueError(
+                f"layers with a window must not differ in another way, got windows and layers of kind "
+                f"{', '.join(sorted(set(names) - {FULL}))}; choose another model"
+            )
+        names = [WINDOWED if window else FULL for window in windows]
+        kinds[WINDOWED] = {"sliding_window": max(windows)}
     used = {name: kind for name, kind in kinds.items() if name in names}
     return {"layers": layers_text(names), "kinds": used} if used else {"layers": None, "kinds": {}}
+
+
+def windows_from_hf(config: Mapping[str, Any], default: int) -> list[int]:
+    """Returns the tokens that a token attends to in each layer; 0: the whole sequence.
+
+    Args:
+        config: content of the config.json.
+        default: of the family, where the key is left out.
+
+    Raises:
+        ValueError: a layer is of another kind, or `layer_types` is of another length than the model.
+    """
+    window, count = config.get("sliding_window", default) or 0, config["num_hidden_layers"]
+    kinds, family = config.get("layer_types"), config["model_type"]
+    if family == "llama":
+        return [0] * count
+    if kinds is not None:
+        unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+        if unknown:
+            raise ValueError(
+                f"layer_types must be full_attention or sliding_attention, got {unknown[0]!r}; choose another model"
+            )
+        if len(kinds) != count:
+            raise ValueError(
+                f"layer_types must have a name for each of the {count} layers, got {len(kinds)}; correct the key"
+            )
+        return [window if kind == "sliding_attention" else 0 for kind in kinds]
+    if family == "mistral" or not config.get("use_sliding_window", False):
+        return [window if family == "mistral" else 0] * count
+    if family == "smollm3":
+        return [0 if rotates else window for rotates in _rotations(config)]
+    first = 0 if family == "qwen3_moe" else config.get("max_window_layers", 28)
+    return [window if number >= first else 0 for number in range(count)]
 
 
 def _rotations(config: Mapping[str, Any]) -> list[bool]:

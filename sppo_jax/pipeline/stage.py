@@ -449,7 +449,10 @@ def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
     early = saved["early"]
     if early is not None:
         dq, early = lax.optimization_barrier((dq, early))
-    dsinks = None if sinks is None else sinks_gradient(sinks, out, lse, dout)
+    dsinks = None
+    if sinks is not None:
+        # Collectives are ordered as if every gradient of `before` needed dq, that of sinks too.
+        dsinks = sinks_gradient(sinks, out, lse, dout) + buffers.after(dq).astype(sinks.dtype)
     dparams_before, dx_before = vjp_before(Projected(dq, dk, dv, dsinks))
     layers = _added(layers, place, *[dparams_after] * (not chooses), dparams_before)
     sums = Sums(_with(sums.prefixes, number, prefix), with_part(sums.layers, at.kind, layers))

@@ -24,7 +24,7 @@ from sppo_jax.hardware.measured_figures import AttentionFigure, MatmulFigure, Pr
 from sppo_jax.models.counts import ATTENTION_BACKWARD, LINEAR_BACKWARD, chunk_pairs, layer_costs
 from sppo_jax.models.layers import DecoderLayer
 from sppo_jax.models.leaves import is_cast
-from sppo_jax.pipeline.block import Block, Weights
+from sppo_jax.pipeline.block import Block, Projected, Weights
 from sppo_jax.profile.tick import tick_seconds
 from sppo_jax.profile.timing import AXIS, Timer
 
@@ -233,10 +233,11 @@ def _layer_seconds(timer: Timer, model: ModelConfig, layer: DecoderLayer, tokens
 
     def backward(state):
         x, weights, dy, sums = state
-        (q, k, _), vjp_before = block.vjp_before(weights, x, positions_T)
+        (q, k, _, sinks), vjp_before = block.vjp_before(weights, x, positions_T)
         after, dx, dout = block.vjp_after(weights, x, q)[1]((dy, ()))
         dk = dout.reshape(tokens, model.num_kv_heads, groups, model.head_dim).sum(2).astype(k.dtype)
-        before, more = vjp_before((dout, dk, dk))
+        dsinks = None if sinks is None else jnp.zeros_like(sinks)
+        before, more = vjp_before(Projected(dout, dk, dk, dsinks))
         sums = jax.tree.map(lambda s, a, b: s + a.astype(s.dtype) + b.astype(s.dtype), sums, after, before)
         return x, weights, dx + more, sums
 

@@ -293,9 +293,13 @@ def attention_work(model: ModelConfig, kernel: str, chunk: int, prefix: int, dty
     def make():
         return normal(0, queries, dtype), Cache(normal(1, shape, dtype), normal(2, shape, dtype)), where()
 
+    def without_window(at: Chunk) -> Chunk:
+        """Makes static again what a loop carries as arrays."""
+        return at._replace(tags=at.tags._replace(window=0, begin=0))
+
     def forward(state):
         q, cache, at = state
-        out, _ = sequence.forward(q, cache, at, 0, split)
+        out, _ = sequence.forward(q, cache, without_window(at), 0, split)
         return q + out, cache, at
 
     def make_backward():
@@ -306,7 +310,8 @@ def attention_work(model: ModelConfig, kernel: str, chunk: int, prefix: int, dty
 
     def backward(state):
         q, cache, at, out, lse, dout, sums = state
-        dq, sums = sequence.backward(sequence.Attended(q, out, lse, dout), cache, sums, at, 0, split)
+        attended = sequence.Attended(q, out, lse, dout)
+        dq, sums = sequence.backward(attended, cache, sums, without_window(at), 0, split)
         return q, cache, at, out, lse, dout + dq, sums
 
     return (make, forward), (make_backward, backward)

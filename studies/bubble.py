@@ -103,7 +103,7 @@ def _config(model: str, length: int, *, sequence: dict | None = None, **groups) 
 
 
 def _lengths(chunks: int) -> dict[str, tuple[int, ...]]:
-    pair, token = balance_weights(_config(MODEL, LENGTH).model)
+    pair, token = balance_weights(_config(MODEL, LENGTH).model, LENGTH)
     return {
         "equal lengths": equal_lengths(LENGTH, chunks, 128),
         "equal FLOPs, 4 lengths": flops_balanced_lengths(LENGTH, chunks, 128, pair_flops=pair, token_flops=token),

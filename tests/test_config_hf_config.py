@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sppo_jax.config import ConfigError, ModelConfig, config_from_dict, load_config, to_yaml
 from sppo_jax.config.hf_config import read_shape, shape_from_hf
 from sppo_jax.config.hf_export import shape_to_hf
+from sppo_jax.config.load import to_dict
 from sppo_jax.models import PRESETS, apply_preset
 
 
@@ -272,6 +273,16 @@ def test_a_resolved_config_loads_when_the_folder_is_gone(path, folder):
     assert load_config(path) == config
     with pytest.raises(ConfigError, match="model.hf: a Hugging Face model must be a local folder"):
         load_config(path, [f"model=hf:{folder}"])
+
+
+def test_a_resolved_config_from_before_some_settings_needs_no_folder(path, folder):
+    config = load_config(path, [f"model=hf:{folder}"])
+    (folder / "config.json").unlink()
+    settings = to_dict(config)
+    for name in ("sinks", "layers", "kinds"):
+        del settings["model"][name]
+    del settings["model"]["rope"]["fraction"]
+    assert config_from_dict(settings) == config
 
 
 def test_settings_against_the_weights_are_refused(path, folder):

@@ -54,7 +54,7 @@ CASES = {
     "model.experts.size=24": ([], [EXPERTS, "model.mlp_size=24"]),
     "model.experts.shared_gate=true": ([], [EXPERTS, "model.experts.shared_size=8"]),
     "model.experts.chosen_groups=2": ([], [EXPERTS, "model.experts.expert_groups=4"]),
-    "model.mlp=gelu": ([EXPERTS], []),
+    "model.mlp=gelu": ([EXPERTS], [EXPERTS, "model.layers=full,d", "model.kinds={d: {experts: {count: 0}}}"]),
     "model.mlp_size=80": ([EXPERTS, "model.experts.size=24"], [EXPERTS]),
     "model.experts.normalized=false": ([EXPERTS, "model.experts.scores=softmax_of_chosen"], [EXPERTS]),
     "model.experts.bias_rate=0.01": ([EXPERTS], [EXPERTS, "model.experts.choice_bias=true"]),

@@ -290,7 +290,8 @@ def test_ring_bytes_are_those_charged(plans, cheap_attention):
                     of_layer = sent_bytes(kind, which, plan.ring, *of_tick, *heads, plan.kernel)
                     sent += kinds.count(name) / len(kinds) * of_layer
                 seen[kind, which, plan.kernel] += 1
-        assert charged == pytest.approx(sent, rel=1e-12), plan.describe()
+        # A mean of two kinds is rounded; of one kind the bytes are whole.
+        assert charged == (sent if len(step.head_shapes) == 1 else pytest.approx(sent, rel=1e-12)), plan.describe()
     assert len(seen) == 8 and min(seen.values()) > 50
 
 

@@ -465,6 +465,16 @@ def test_a_plan_changed_by_hand_is_refused(changes, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_plan_from_before_windows_is_read_where_a_window_holds_the_sequence():
+    model = {**TINY, "sliding_window": 64}
+    made, asked = plan(model, length=64), config(model)
+    older = replace(made, model={name: size for name, size in made.model.items() if name != "sliding_window"})
+    assert older.model != made.model
+    check_plan(older, asked)
+    with pytest.raises(ValueError, match="the plan's model must have the fields .*sliding_window"):
+        check_plan(older, config({**model, "sliding_window": 32}))
+
+
 def test_a_plan_says_which_experts_it_was_made_for():
     made, asked = plan(EXPERTS, length=64), config(EXPERTS)
     assert made.model["experts.count"] == 8 and "mlp_size" not in made.model

@@ -14,7 +14,7 @@ from sppo_jax.config.section import ConfigError
 from sppo_jax.paths import local_path
 
 # Settings of a section that runs from before do not have.
-_NEWER = {"fraction"}
+_NEWER = {"fraction", "sinks"}
 # Fields that the weights decide, and that a complete config may be without.
 _LAYERS = ("layers", "kinds")
 
@@ -66,7 +66,7 @@ def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str,
     complete = (
         isinstance(rope, Mapping)
         and rope_fields - _NEWER <= set(rope)
-        and {*FREE_FIELDS, *WEIGHT_FIELDS} <= set(settings)
+        and {*FREE_FIELDS, *WEIGHT_FIELDS} - _NEWER <= set(settings)
     )
     # Runs from before there were experts have no such section.
     if complete and (experts is None or isinstance(experts, Mapping) and set(EXPERT_FIELDS) <= set(experts)):

@@ -8,6 +8,7 @@ from typing import Any
 
 from sppo_jax.config.data import ChatConfig
 from sppo_jax.config.experts import ExpertsConfig
+from sppo_jax.config.model import ModelConfig
 from sppo_jax.config.sections import Config
 
 _Acts = Callable[[Config], bool]
@@ -44,6 +45,11 @@ def _scaled(*scalings: str) -> _Acts:
     return lambda config: config.model.rope.scaling in scalings
 
 
+def _has_mlp(model: ModelConfig) -> bool:
+    """Returns whether any layer has an MLP in place of experts."""
+    return any(kind.experts.count == 0 for kind, _ in model.counts(model.num_layers))
+
+
 _ENDS = (".txt", ".jsonl", ".parquet", ".npy", ".bin")
 _TEXT = ("stdlib", ".txt", ".jsonl", ".parquet")
 _FILES = (*_TEXT, ".npy", ".bin")
@@ -76,11 +82,11 @@ _ROWS: tuple[tuple[tuple[str, ...], _Acts, str], ...] = (
         "model.rope.scaling is not llama3",
     ),
     (("model.rope.beta_fast", "model.rope.beta_slow"), _scaled("yarn"), "model.rope.scaling is not yarn"),
-    (_EXPERTS, lambda config: config.model.experts.count > 0, "model.experts.count is 0"),
-    (("model.mlp",), lambda config: config.model.experts.count == 0, "every layer has experts in place of the MLP"),
+    (_EXPERTS, lambda config: config.model.routed.count > 0, "model.experts.count is 0"),
+    (("model.mlp",), lambda config: _has_mlp(config.model), "every layer has experts in place of the MLP"),
     (
         ("model.mlp_size",),
-        lambda config: config.model.experts.count == 0 or config.model.experts.size == config.model.mlp_size,
+        lambda config: _has_mlp(config.model) or config.model.experts.size == config.model.mlp_size,
         "every layer has experts, and model.experts.size is given",
     ),
     (

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from combinations import draw_kinds
+from combinations import draw_kinds, draw_unlike_groups
 from exactness import small_model, small_plan
 from flax import nnx
 from jaxprs import walk
@@ -16,6 +16,9 @@ from sppo_jax.rules import Broken
 # Both orders of chunks; other heads, rotations, MLPs, experts, windows and sinks; resident and gathered.
 DRAWN_IN_CI = (10, 22, 42, 9, 33)
 DRAWN_SLOWLY = (26, 45, *range(30_000, 30_038))
+# Groups that differ: a layer's weights rebuilt from the host, experts, another shape beside.
+UNLIKE_IN_CI = (2, 8)
+UNLIKE_SLOWLY = tuple(seed for seed in range(40) if seed not in UNLIKE_IN_CI)
 KINDS = {"local": {"num_heads": 6, "num_kv_heads": 2, "head_dim": 4, "mlp_size": 9, "sliding_window": 6}}
 
 
@@ -28,6 +31,17 @@ def test_drawn_kinds_have_the_dense_loss_and_gradients(seed, request):
 @pytest.mark.parametrize("seed", DRAWN_SLOWLY)
 def test_more_drawn_kinds_have_the_dense_loss_and_gradients(seed, request):
     compare(draw_kinds(seed), seed, count=2, request=request)
+
+
+@pytest.mark.parametrize("seed", UNLIKE_IN_CI)
+def test_unlike_groups_of_one_stage_have_the_dense_loss_and_gradients(seed, request):
+    compare(draw_unlike_groups(seed), seed, count=2, request=request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", UNLIKE_SLOWLY)
+def test_more_unlike_groups_have_the_dense_loss_and_gradients(seed, request):
+    compare(draw_unlike_groups(seed), seed, count=2, request=request)
 
 
 def test_groups_of_other_patterns_are_refused():

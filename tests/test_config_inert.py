@@ -50,6 +50,7 @@ CASES = {
     "model.rope.high_freq_factor=2": ([], ["model.rope={scaling: llama3, original_length: 64}"]),
     "model.rope.beta_fast=2": ([], ["model.rope={scaling: yarn, original_length: 64}"]),
     "model.rope.beta_slow=2": ([], ["model.rope={scaling: yarn, original_length: 64}"]),
+    "model.rope.truncate=false": ([], ["model.rope={scaling: yarn, original_length: 64}"]),
     **{f"model.experts.{name}={value}": ([], [EXPERTS]) for name, value in OF_EXPERTS.items()},
     "model.experts.size=24": ([], [EXPERTS, "model.mlp_size=24"]),
     "model.experts.shared_gate=true": ([], [EXPERTS, "model.experts.shared_size=8"]),

@@ -67,6 +67,8 @@ def test_a_layer_by_hand():
     assert LAYER.kv_elements == 2 * 2 * 2
     extras = layer_costs(replace(MODEL, mlp="gelu", qk_norm=True, qkv_bias=True))
     assert extras.params == weights - 8 * 16 + 2 * 8 + 2 * 2 + 16
+    more = layer_costs(replace(MODEL, output_bias=True, sinks=True))
+    assert (more.params, more.linear_flops) == (LAYER.params + 8 + 4, LAYER.linear_flops)
 
 
 def test_the_vocabulary_counts_once_where_it_is_tied():

@@ -14,14 +14,18 @@ import torch
 import transformers
 from exactness import TINY, dense_step, quick_jit, relative_errors, small_plan
 from flax import nnx
-from hf_models import MODELS, balance_loss, float64_transformers, make_model
+from hf_models import MODELS, SIZES, YARN, balance_loss, float64_transformers, make_model
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
+from transformers import modeling_rope_utils
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.config.hf_config import read_shape
+from sppo_jax.config.hf_rope import rope_from_hf
+from sppo_jax.config.rope import RopeConfig
 from sppo_jax.models import Decoder, from_hf, load_hf_params, to_hf
 from sppo_jax.models.hf_folder import TensorFolder
+from sppo_jax.models.rotary import rotary_frequencies
 from sppo_jax.pipeline.api import value_and_grad
 from sppo_jax.pipeline.layout import make_mesh
 from sppo_jax.pipeline.storage import param_shardings
@@ -102,6 +106,20 @@ def test_export_of_an_import_is_the_same_bits_and_loads_in_transformers(x64, ref
         assert type(model).__name__ == MODELS[reference.name][0].__name__.replace("Config", "ForCausalLM")
         logits = model(torch.tensor(reference.tokens, dtype=torch.long)).logits.numpy()
     np.testing.assert_array_equal(logits, reference.logits)
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+@pytest.mark.parametrize("head_dim", [12, 64])
+def test_frequencies_of_yarn_are_those_of_transformers(head_dim, truncate):
+    scaling = YARN | dict(rope_theta=15e4, original_max_position_embeddings=4096, truncate=truncate)
+    with float64_transformers():
+        config = transformers.LlamaConfig(**SIZES | dict(head_dim=head_dim, rope_parameters=scaling))
+        want, amplitude = modeling_rope_utils.ROPE_INIT_FUNCTIONS["yarn"](config)
+    got = rotary_frequencies(RopeConfig(**rope_from_hf({"rope_parameters": scaling}, 64)), head_dim)
+    np.testing.assert_allclose(got[0], want.numpy(), rtol=1e-13)
+    assert want.dtype == torch.float64 and got[1] == amplitude
+    other = RopeConfig(**rope_from_hf({"rope_parameters": scaling | {"truncate": not truncate}}, 64))
+    assert abs(rotary_frequencies(other, head_dim)[0] / want.numpy() - 1).max() > 0.1
 
 
 @pytest.fixture(scope="module")

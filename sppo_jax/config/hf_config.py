@@ -72,6 +72,7 @@ WEIGHT_FIELDS = (
     "mlp",
     "qk_norm",
     "qkv_bias",
+    "output_bias",
     "sinks",
     "tied_embeddings",
 )
@@ -179,6 +180,7 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "experts": experts_from_hf(config) if family.fused_experts else {"count": 0},
         "qk_norm": family.qk_norm,
         "qkv_bias": family.qkv_bias,
+        "output_bias": False,
         "sinks": False,
         "tied_embeddings": bool(config.get("tie_word_embeddings", family.tied_embeddings)),
         "norm_eps": config.get("rms_norm_eps", 1e-6),

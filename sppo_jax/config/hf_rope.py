@@ -45,13 +45,16 @@ _USED = {
 }
 
 
-def rope_from_hf(config: Mapping[str, Any], max_length: int, theta: float = 10000.0) -> dict[str, Any]:
+def rope_from_hf(
+    config: Mapping[str, Any], max_length: int, theta: float = 10000.0, section: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Reads the rotary settings of a config.json.
 
     Args:
         config: the content of the config.json.
         max_length: the `max_position_embeddings` of the config.json, in tokens.
         theta: base of the frequencies if the key is left out.
+        section: the rotary settings if the file has no section of them; None: an unscaled rotation's.
 
     Returns:
         Every field of `RopeConfig`; `original_length` is `max_length` if the file gives no other length, so that a
@@ -60,6 +63,8 @@ def rope_from_hf(config: Mapping[str, Any], max_length: int, theta: float = 1000
     Raises:
         ValueError: a setting, which the message names, is not supported.
     """
+    if section and config.get("rope_parameters") is None and not config.get("rope_scaling"):
+        config = {**config, "rope_parameters": section}
     settings = rope_settings(config)
     kind = settings.get("rope_type", "default")
     if kind not in _KINDS:

@@ -28,7 +28,12 @@ VARIANTS = {
     "llama": {},
     "qwen2": {"qkv_bias": True, "tied_embeddings": True},
     "qwen3": {"qk_norm": True, "head_dim": 10},
-    "gpt": {"mlp": "gelu", "num_kv_heads": 4, "rope": {"scaling": "yarn", "factor": 4.0, "original_length": 64}},
+    "gpt": {
+        "mlp": "gelu",
+        "num_kv_heads": 4,
+        "output_bias": True,
+        "rope": {"scaling": "yarn", "factor": 4.0, "original_length": 64},
+    },
 }
 
 
@@ -75,7 +80,7 @@ def numpy_layer(x, p, positions, documents, config):
         score = np.where(visible, q[:, head] @ k[:, kv_head].T / np.sqrt(config.head_dim), -np.inf)
         weight = np.exp(score - score.max(-1, keepdims=True))
         out[:, head] = weight / weight.sum(-1, keepdims=True) @ v[:, kv_head]
-    x = x + np.tensordot(out, p["output"], 2)
+    x = x + np.tensordot(out, p["output"], 2) + (p["output_bias"] if config.output_bias else 0)
     h = numpy_norm(x, p["mlp_norm"]["scale"], config.norm_eps)
     up = h @ p["up"]
     if config.mlp == "swiglu":

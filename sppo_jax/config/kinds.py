@@ -32,6 +32,7 @@ class KindConfig(Section):
         mlp: kind of MLP, as `model.mlp`.
         qk_norm: whether queries and keys are normalized in each head.
         qkv_bias: whether the projections to queries, keys and values have biases.
+        output_bias: whether the projection of the attention output has a bias.
         sliding_window: number of tokens that a token attends to, as `model.sliding_window`.
         sinks: whether each query head has a sink.
         rope: settings of `model.rope` that the kind replaces, each by its name.
@@ -46,6 +47,7 @@ class KindConfig(Section):
     mlp: Literal["swiglu", "gelu"] | None = None
     qk_norm: bool | None = None
     qkv_bias: bool | None = None
+    output_bias: bool | None = None
     sliding_window: int | None = None
     sinks: bool | None = None
     rope: Settings | None = None

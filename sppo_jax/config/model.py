@@ -39,6 +39,7 @@ class ModelConfig(Section):
         experts: mixture of experts in place of the MLP.
         qk_norm: whether queries and keys are normalized in each head; true or false.
         qkv_bias: whether the projections to queries, keys and values have biases; true or false.
+        output_bias: whether the projection of the attention output has a bias; true or false.
         tied_embeddings: whether the output head is the embedding matrix; true or false.
         norm_eps: term that RMSNorm adds to the mean square; at least 0.
         rope: rotary position embedding.
@@ -72,6 +73,7 @@ class ModelConfig(Section):
     experts: ExpertsConfig = field(default_factory=ExpertsConfig)
     qk_norm: bool = False
     qkv_bias: bool = False
+    output_bias: bool = False
     tied_embeddings: bool = False
     norm_eps: float = 1e-5
     rope: RopeConfig = field(default_factory=RopeConfig)

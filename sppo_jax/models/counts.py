@@ -55,6 +55,8 @@ def layer_vectors(model: ModelConfig) -> list[tuple[int, ...]]:
         vectors += [(head,)] * 2
     if model.qkv_bias:
         vectors += [(model.num_heads, head), *[(model.num_kv_heads, head)] * 2]
+    if model.output_bias:
+        vectors.append((model.hidden_size,))
     if model.sinks:
         vectors.append((model.num_heads,))
     if experts.count and experts.bias:

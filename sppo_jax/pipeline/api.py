@@ -101,7 +101,8 @@ class Step:
         self.head_shapes, self.layers, self.shares = self._traced(groups)
         all_kinds = list(chain(*groups))
         head_shape = mixed_shape([(self.head_shapes[kind], all_kinds.count(kind)) for kind in self.blocks])
-        self.program = lower(plan, head_shape, train=train)
+        patterns = [self.layers.patterns.index(kinds) for kinds in groups]
+        self.program = lower(plan, head_shape, patterns, train=train)
         norm_graph, _ = nnx.split(model.final_norm)
         self.norm = lambda weights, x: nnx.merge(norm_graph, weights)(x)
 
@@ -296,11 +297,14 @@ class Step:
         on_host = any(map(is_on_host, jax.tree.leaves(params)))
         if on_host:
             params = self._with_tables(params)
+        stored = params
         if self._by_groups:
-            params = storage.as_stored(params, self.params, plan, self.mesh)
-        shares = storage.gradient_shares(params, self.params, plan, scatter=scatters_sums(self.platform))
+            stored = storage.stored_shapes(plan, self.params, self.mesh, on_device=True)
+        shares = storage.gradient_shares(stored, self.params, plan, scatter=scatters_sums(self.platform))
         if self.train:
             batch = batch | {KEYS[0]: storage.name_first(jnp.asarray(batch[KEYS[0]]), shares, self.mesh)}
+        if self._by_groups:
+            params = storage.as_stored(params, self.params, plan, self.mesh)
         # Cast before the devices of a stage gather the weights, which then are half as many bytes.
         dtype = jnp.dtype(self.model.dtype)
         whole = storage.gather(params, self.params, plan, self.mesh, dtype)

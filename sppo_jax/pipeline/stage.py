@@ -174,7 +174,7 @@ class LayerShapes(NamedTuple):
 class Unit(NamedTuple):
     """This device's unit of a tick: group of layers and its slots, chunk in the cache, positions, stash slot.
 
-    The chunk has masks for each window of the layers.
+    The chunk has masks for each window of the layers. The pattern of the group's layers is an int where it is known.
 
     Where layers return shares, training has also the unit's sequence, which of its tokens are real, and in a backward
     the gradient of the shares' sums, if they have a penalty.
@@ -186,6 +186,7 @@ class Unit(NamedTuple):
     chunks: dict[int, Chunk]
     positions_T: jax.Array
     stash_slot: jax.Array
+    pattern: jax.Array | int = 0
     sequence: jax.Array | None = None
     is_real_T: jax.Array | None = None
     gradient_nW: jax.Array | None = None
@@ -296,18 +297,19 @@ def _attend(projected: Projected, cache: Cache, chunk: Chunk, layer, split: Spli
     return (out, lse) if projected.sinks_N is None else with_sinks(out, lse, projected.sinks_N)
 
 
-def _at_its_group(stage: Stage, unit: Unit, run: Callable, carry, *held):
+def _at_its_group(stage: Stage, unit: Unit, run: Callable, carry, *held, name: str = "pattern"):
     """Returns `run(stage, carry)` with the layers of the unit's group; `held` is held back until the end.
 
     Each pattern has a loop of at most one iteration, see `when`: so all groups of a pass are one loop of ticks, whose
-    counter tells the rows on the host.
+    counter tells the rows on the host. Profiles show the loop under the name of the row that tells the pattern.
     """
-    layers = stage.layers
-    pattern = jnp.asarray([layers.patterns.index(kinds) for kinds in layers.groups], jnp.int32)[unit.group]
-    for number, kinds in enumerate(layers.patterns):
-        at = replace(layers, kinds=kinds, groups=(kinds,))
-        of_pattern = Stage(at, stage.weights, stage.places, stage.shares, stage.slots)
-        carry = when((pattern == number).astype(jnp.int32), partial(run, of_pattern), carry)
+    for number, kinds in enumerate(stage.layers.patterns):
+        layers = replace(stage.layers, kinds=kinds, groups=(kinds,))
+        is_here = unit.pattern == number
+        flag = int(is_here) if isinstance(is_here, bool) else is_here.astype(jnp.int32)
+        of_pattern = Stage(layers, stage.weights, stage.places, stage.shares, stage.slots)
+        with jax.named_scope(f"{name}_{number}_turn"):
+            carry = when(flag, partial(run, of_pattern), carry)
     if any(one is not None for one in held):
         first, held = lax.optimization_barrier((carry[0], held))
         carry = first, *carry[1:]
@@ -397,7 +399,7 @@ def rebuild(stage: Stage, unit: Unit, caches: tuple[Cache, ...], split: Split, s
         def run(stage, caches):
             return rebuild(stage, unit, caches, split, stash, behind)
 
-        return _at_its_group(stage, unit, run, caches)[0]
+        return _at_its_group(stage, unit, run, caches, name="again_pattern")[0]
 
     def body(carry, at):
         (caches,) = carry

@@ -14,8 +14,8 @@ from sppo_jax.pipeline.api import Step
 from sppo_jax.rules import Broken
 
 # Both orders of chunks; other heads, rotations, MLPs, experts, windows and sinks; resident and gathered.
-DRAWN_IN_CI = (10, 22, 42, 9, 33)
-DRAWN_SLOWLY = (26, 45, *range(30_000, 30_038))
+DRAWN_IN_CI = (10, 22, 42, 9, 993)
+DRAWN_SLOWLY = (26, 33, 45, 275, *range(30_000, 30_038))
 KINDS = {"local": {"num_heads": 6, "num_kv_heads": 2, "head_dim": 4, "mlp_size": 9, "sliding_window": 6}}
 
 

@@ -284,7 +284,7 @@ def _work_of_kind(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Num
     elements = layer.input_elements + layer.attention_elements + heads * model.head_dim
     # Of the MLP there are gate, up, their product, and a cotangent, until XLA computes the gradients of its matrices:
     # behind the backward of attention. What the rest of a stash brings is there already.
-    gated = model.experts.count > 0 or model.mlp == "swiglu"
+    gated = model.experts.count > 0 or model.mlp != "gelu"
     mlp_size = model.experts.shared_size if model.experts.count else model.mlp_size
     of_mlp = (3 + gated - (0 if stash.rest == "recompute" else 1 + gated)) * mlp_size
     # Where chunks wait on the host and devices exchange, XLA puts these gradients off for layers outside a loop.

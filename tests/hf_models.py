@@ -1,5 +1,6 @@
 """Small random transformers models of each family, and transformers made to compute in float64 throughout."""
 
+import sys
 import types
 from contextlib import contextmanager
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 import transformers
 from transformers import modeling_rope_utils
+from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
@@ -27,7 +29,7 @@ YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_
 # Modules whose float32 is float64 within `float64_transformers`.
 MODULES = (
     modeling_rope_utils, modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3, modeling_qwen3_moe,
-    modeling_smollm3,
+    modeling_smollm3, modeling_gpt_oss,
 )  # fmt: skip
 
 # Together: grouped heads of three ratios, heads that do not divide the width, tied or not, every scaling, bias, norm.
@@ -88,6 +90,23 @@ MODELS = {
         transformers.SmolLM3Config,
         dict(num_hidden_layers=4, no_rope_layer_interval=2, pad_token_id=None, bos_token_id=1, eos_token_id=2),
     ),
+    # Neither the size of an expert nor twice the size is the width, so that no transposed tensor fits.
+    "gpt-oss": (
+        transformers.GptOssConfig,
+        dict(
+            num_hidden_layers=3,
+            head_dim=12,
+            num_local_experts=6,
+            num_experts_per_tok=2,
+            intermediate_size=20,
+            sliding_window=9,
+            # In a head of 12 the ramp is another where its ends are rounded.
+            rope_parameters=YARN
+            | dict(rope_theta=100.0, factor=2.0, original_max_position_embeddings=32, truncate=False),
+            router_aux_loss_coef=0.1,
+            experts_implementation="eager",
+        ),
+    ),
     "mistral": (
         transformers.MistralConfig,
         dict(num_attention_heads=5, num_key_value_heads=1, head_dim=6, sliding_window=None),
@@ -101,9 +120,11 @@ def make_model(name, **changes):
     torch.manual_seed(7)
     model = transformers.AutoModelForCausalLM.from_config(kind(**{**SIZES, **fields, **changes})).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter_name, parameter in model.named_parameters():
+            # So large that gates are clamped, where a limit clamps them.
+            is_clamped = hasattr(model.config, "swiglu_limit") and parameter_name.endswith("gate_up_proj")
             # Around one where there is one dim: scales of norms, which biases may be too.
-            parameter.normal_(float(parameter.dim() == 1), 0.3)
+            parameter.normal_(float(parameter.dim() == 1), 1.2 if is_clamped else 0.3)
     return model
 
 
@@ -112,8 +133,9 @@ def balance_loss(model, out, mask=None):
     config, rows = model.config, out.logits.shape[0]
     of_sequences = zip(*(of_layer.reshape(rows, -1, config.num_experts) for of_layer in out.router_logits), strict=True)
     masks = [None] * rows if mask is None else mask
+    own = sys.modules[type(model).__module__]
     losses = [
-        modeling_qwen3_moe.load_balancing_loss_func(of, config.num_experts, config.num_experts_per_tok, mask)
+        own.load_balancing_loss_func(of, config.num_experts, config.num_experts_per_tok, mask)
         for of, mask in zip(of_sequences, masks, strict=True)
     ]
     return config.router_aux_loss_coef * sum(losses) / rows

@@ -20,7 +20,7 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 # Each time that a block of queries adds to dK and dV their sum is rounded to bfloat16, by up to 2^-9 of it. In these
 # programs some 25 such roundings, which are independent, come to 5 of 2^-9.
 KV_GRAD_ROUNDINGS, KV_GRAD_TOLERANCE = 25, 1e-2
-AFTER_KV = ("query", "query_bias", "query_norm", "output", "mlp_norm", "gate", "up", "down")
+AFTER_KV = ("query", "query_bias", "query_norm", "output", "output_bias", "mlp_norm", "gate", "up", "down")
 HOST = ("host", "host", "recompute")
 NOTHING = ("recompute", "recompute", "recompute")
 

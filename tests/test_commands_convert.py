@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from sppo_jax.cli import main
 from sppo_jax.config import ModelConfig, config_from_dict, load_config
-from sppo_jax.config.hf_config import read_shape
+from sppo_jax.config.hf_config import FAMILIES, read_shape
 from sppo_jax.data.open import open_data
 from sppo_jax.models import dense_loss, from_hf, num_params, to_hf
 from sppo_jax.models.hf_folder import INDEX, TensorFolder
@@ -276,7 +276,7 @@ BROKEN = {
     "no config.json": (lambda f: (f / "config.json").unlink(), "must be a local folder with config.json"),
     "another architecture": (
         lambda f: edit(f, model_type="gemma"),
-        "one of llama, mistral, qwen2, qwen3, qwen3_moe, smollm3, got 'gemma'",
+        f"one of {', '.join(FAMILIES)}, got 'gemma'",
     ),
     "missing tensor": (
         lambda f: break_tensor(f, QUERY, lambda t, name: t.pop(name)),

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sppo_jax.config import ConfigError, ModelConfig, config_from_dict, load_config, to_yaml
-from sppo_jax.config.hf_config import read_shape, shape_from_hf
+from sppo_jax.config.hf_config import FAMILIES, read_shape, shape_from_hf
 from sppo_jax.config.hf_export import shape_to_hf
 from sppo_jax.config.load import to_dict
+from sppo_jax.config.rope import RopeConfig
 from sppo_jax.models import PRESETS, apply_preset
 
 
@@ -30,12 +31,12 @@ def test_a_published_config_is_the_preset_of_its_name(name):
     assert without_length(got) == without_length(ModelConfig(**apply_preset(name)))
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith("gpt")])
+@pytest.mark.parametrize("name", [name for name in PRESETS if name == "gpt-oss-20b" or name[:4] != "gpt-"])
 def test_every_preset_survives_the_way_there_and_back(name):
     model = ModelConfig(**apply_preset(name))
     content = json.loads(json.dumps(shape_to_hf(model, like={}, length=0, dtype="bfloat16")))
     family = name.partition("-")[0].replace("2.5", "2") + ("_moe" if model.experts.count else "")
-    assert content["model_type"] in family or name.startswith("mistral")
+    assert content["model_type"] in ("gpt_oss" if name == "gpt-oss-20b" else family) or name.startswith("mistral")
     for leave_out in ([], ["rope_parameters"], ["rope_theta", "rope_scaling"]):  # each place alone is enough
         kept = {key: value for key, value in content.items() if key not in leave_out}
         assert without_length(ModelConfig(**shape_from_hf(kept))) == without_length(model)
@@ -103,7 +104,7 @@ def test_experts_are_read_from_their_keys_and_written_back():
         (dict(experts=dict(choice_bias=True)), "model.experts.choice_bias=false, got true"),
         (
             dict(qk_norm=False),
-            "with experts must have model.qk_norm=true and model.qkv_bias=false, got false and false",
+            "those of a family (qk_norm; or qkv_bias, output_bias, sinks), got none; export only models of such a",
         ),
     ],
 )
@@ -154,6 +155,72 @@ def test_a_window_of_some_layers_is_a_kind_of_layer(changes, layers):
     assert (again.kind_names, again.of_kind("local")) == (model.kind_names, model.of_kind("local"))
 
 
+GPT_OSS = PUBLISHED["gpt-oss-20b"]
+
+
+def test_keys_that_a_gpt_oss_folder_leaves_out_are_those_of_its_family():
+    """Of the sizes all must be there; of the rest the defaults are the released model's, one key aside."""
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+             "num_local_experts", "num_experts_per_tok")  # fmt: skip
+    bare = ModelConfig(**shape_from_hf({"model_type": "gpt_oss"} | {name: GPT_OSS[name] for name in sizes}))
+    whole = ModelConfig(**shape_from_hf(GPT_OSS))
+    assert bare == replace(whole, experts=replace(whole.experts, balance=0.001))
+    # A section of rotary settings stands for itself; a base beside none is the base of the family's.
+    for changes, rope in (
+        (dict(rope_scaling=None, rope_theta=1e6), replace(whole.rope, theta=1e6)),
+        (dict(rope_scaling=dict(rope_type="linear", factor=2.0)), RopeConfig(
+            theta=150000.0, scaling="linear", factor=2.0, original_length=131072)),
+        (dict(rope_scaling=None, rope_parameters=dict(rope_type="default")), RopeConfig(
+            theta=150000.0, original_length=131072)),
+    ):  # fmt: skip
+        assert ModelConfig(**shape_from_hf(GPT_OSS | changes)).rope == rope
+
+
+@pytest.mark.parametrize(
+    ("changes", "pattern", "window"),
+    [
+        (dict(num_hidden_layers=5, layer_types=None), "2x(local,full),local", 0),
+        (dict(num_hidden_layers=3, layer_types=["full_attention"] * 2 + ["sliding_attention"]), "2xfull,local", 0),
+        (dict(num_hidden_layers=2, layer_types=["sliding_attention"] * 2), None, 128),
+        (dict(num_hidden_layers=2, layer_types=["full_attention"] * 2), None, 0),
+    ],
+)
+def test_windows_of_gpt_oss_are_read_and_written_for_each_layer(changes, pattern, window):
+    model = ModelConfig(**shape_from_hf(GPT_OSS | changes))
+    assert (model.layers, model.sliding_window, model.mlp_size) == (pattern, window, 0)
+    content = shape_to_hf(model, like=GPT_OSS | changes, length=0, dtype="bfloat16")
+    assert len(content["layer_types"]) == changes["num_hidden_layers"] and content["sliding_window"] == 128
+    assert (content["attention_bias"], content["num_local_experts"], content["swiglu_limit"]) == (True, 32, 7.0)
+    assert not {"experts_per_token", "num_experts", "moe_intermediate_size", "use_sliding_window"} & set(content)
+    assert ModelConfig(**shape_from_hf(content)) == model
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(swiglu_limit=6.0), "swiglu_limit must be 7, got 6.0; choose a model with this value"),
+        (dict(swiglu_limit=None), "swiglu_limit must be 7, got None"),
+        (dict(swiglu_alpha=1.0), "swiglu_alpha must be 1.702, got 1.0"),
+        (dict(attention_bias=False), "attention_bias must be true in a gpt_oss, got False; choose a model with these"),
+        (dict(layer_types=["chunked_attention"] * 24), "layer_types must be full_attention or sliding_attention, got"),
+        (dict(layer_types=["full_attention"]), "layer_types must have a name for each of the 24 layers, got 1"),
+        (dict(num_experts=16), "num_experts and num_local_experts must be equal, got 16 and 32"),
+        (dict(num_local_experts=0), "num_experts must be at least 1, got 0"),
+        (dict(num_local_experts=2), "model.experts.chosen must be at most 2"),
+        (
+            dict(quantization_config=dict(quant_method="mxfp4")),
+            "got quant_method='mxfp4'; write a bfloat16 folder with transformers: from_pretrained(FOLDER, "
+            'dtype="bfloat16", quantization_config=Mxfp4Config(dequantize=True)) and save_pretrained(NEW_FOLDER)',
+        ),
+    ],
+)
+def test_a_gpt_oss_folder_that_cannot_be_represented_is_refused_by_name(tmp_path, changes, words):
+    (tmp_path / "config.json").write_text(json.dumps(GPT_OSS | changes))
+    with pytest.raises(ConfigError) as error:
+        config_from_dict({"model": f"hf:{tmp_path}", "sequence": {"length": 64}, "train": {"steps": 1}})
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
 def test_a_layer_type_for_each_layer_is_needed():
     with pytest.raises(ValueError, match="layer_types must have a name for each of the 4 layers, got 2; correct the"):
         shape_from_hf({**SMALL, "architectures": None, "model_type": "qwen2", "layer_types": ["full_attention"] * 2})
@@ -164,9 +231,12 @@ def test_a_layer_type_for_each_layer_is_needed():
     [
         (
             dict(model_type="gpt2"),
-            "model_type must be one of llama, mistral, qwen2, qwen3, qwen3_moe, smollm3, got 'gpt2'",
+            f"model_type must be one of {', '.join(FAMILIES)}, got 'gpt2'; choose a model of such a type",
         ),
         (dict(model_type=None), "model_type must be one of"),
+        (dict(model_type="llama4_text"), "got 'llama4_text', whose attention stays within chunks of tokens; choose a"),
+        (dict(model_type="gemma4"), "got 'gemma4', whose heads have 512 elements and whose layers share keys and v"),
+        (dict(model_type="gemma2"), "got 'gemma2', whose attention has soft caps; choose a model of such a type"),
         (dict(architectures=["LlamaForSequenceClassification"]), "must be a language model (LlamaForCausalLM), got"),
         (dict(attention_bias=True), "attention_bias must be false, got True"),
         (dict(mlp_bias=True), "mlp_bias must be false, got True"),
@@ -184,7 +254,6 @@ def test_a_layer_type_for_each_layer_is_needed():
             "attention_factor must be 1.13863, got 1",
         ),
         (dict(rope_scaling=dict(type="yarn", factor=4.0, mscale=1.0, mscale_all_dim=1.0)), "attention_factor must be"),
-        (dict(rope_scaling=dict(type="yarn", factor=4.0, truncate=False)), "truncate must be 1, got 0"),
         (dict(layer_types=["chunked_attention"] * 4, model_type="qwen3", architectures=None), "'chunked_attention'"),
         (dict(hidden_size=None), "must hold values of the right types"),
         (dict(hidden_size=-64), "model.hidden_size must be at least 1, got -64"),
@@ -279,9 +348,10 @@ def test_a_resolved_config_from_before_some_settings_needs_no_folder(path, folde
     config = load_config(path, [f"model=hf:{folder}"])
     (folder / "config.json").unlink()
     settings = to_dict(config)
-    for name in ("sinks", "layers", "kinds"):
+    for name in ("sinks", "layers", "kinds", "output_bias"):
         del settings["model"][name]
-    del settings["model"]["rope"]["fraction"]
+    for name in ("fraction", "truncate"):
+        del settings["model"]["rope"][name]
     assert config_from_dict(settings) == config
 
 

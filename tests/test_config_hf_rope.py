@@ -1,14 +1,14 @@
 """Rotary settings of a config.json: read from every place and in every spelling, refused where places disagree."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hf_configs import SMALL
 
 from sppo_jax.config import ConfigError, ModelConfig, config_from_dict
 from sppo_jax.config.hf_config import shape_from_hf
-from sppo_jax.config.hf_rope import rope_from_hf
+from sppo_jax.config.hf_rope import rope_from_hf, rope_to_hf
 from sppo_jax.config.rope import RopeConfig
 
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=2048)
@@ -81,6 +81,15 @@ def test_a_factor_without_a_kind_of_scaling_is_refused(place, kind):
     with pytest.raises(ValueError, match="the rotary setting factor must be 1, got 4"):
         rope_from_hf({place: {**kind, "factor": 4.0}}, 64)
     assert rope_from_hf({place: {**kind, "factor": 1.0}}, 64)["scaling"] == "none"
+
+
+@pytest.mark.parametrize("place", ["rope_parameters", "rope_scaling"])
+def test_a_ramp_between_any_two_frequencies_is_read_and_written_and_left_out_where_it_is_rounded(place):
+    rope = rope_of(**{place: {**YARN, "truncate": False}})
+    assert not rope.truncate and rope_of(**{place: YARN}) == replace(rope, truncate=True)
+    written = rope_to_hf(rope)
+    assert written["rope_scaling"]["truncate"] is written["rope_parameters"]["truncate"] is False
+    assert "truncate" not in rope_to_hf(replace(rope, truncate=True))["rope_scaling"]
 
 
 @pytest.mark.parametrize("place", ["rope_parameters", "rope_scaling"])

@@ -50,6 +50,7 @@ CASES = {
     "model.rope.high_freq_factor=2": ([], ["model.rope={scaling: llama3, original_length: 64}"]),
     "model.rope.beta_fast=2": ([], ["model.rope={scaling: yarn, original_length: 64}"]),
     "model.rope.beta_slow=2": ([], ["model.rope={scaling: yarn, original_length: 64}"]),
+    "model.rope.truncate=false": ([], ["model.rope={scaling: yarn, original_length: 64}"]),
     **{f"model.experts.{name}={value}": ([], [EXPERTS]) for name, value in OF_EXPERTS.items()},
     "model.experts.size=24": ([], [EXPERTS, "model.mlp_size=24"]),
     "model.experts.shared_gate=true": ([], [EXPERTS, "model.experts.shared_size=8"]),
@@ -99,6 +100,6 @@ def test_the_line_is_printed_once(tmp_path, monkeypatch, capfd):
 
 
 def test_presets_with_experts_give_nothing_in_vain():
-    for name in ("qwen3-30b-a3b", "qwen3-235b-a22b"):
+    for name in ("qwen3-30b-a3b", "qwen3-235b-a22b", "gpt-oss-20b"):
         config = config_from_dict({**BASE, "model": {"preset": name}})
         assert inert_settings(config) == []

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from sppo_jax.config import ExpertsConfig, ModelConfig
+from sppo_jax.config.presets import apply_preset
 from sppo_jax.models.counts import (
     chunk_pairs,
     expert_arrays,
@@ -67,6 +68,8 @@ def test_a_layer_by_hand():
     assert LAYER.kv_elements == 2 * 2 * 2
     extras = layer_costs(replace(MODEL, mlp="gelu", qk_norm=True, qkv_bias=True))
     assert extras.params == weights - 8 * 16 + 2 * 8 + 2 * 2 + 16
+    more = layer_costs(replace(MODEL, output_bias=True, sinks=True))
+    assert (more.params, more.linear_flops) == (LAYER.params + 8 + 4, LAYER.linear_flops)
 
 
 def test_the_vocabulary_counts_once_where_it_is_tied():
@@ -148,6 +151,13 @@ def test_what_a_layer_saves_is_what_its_vjp_keeps(name, norms):
     queries = 4 * 2
     assert saved == tokens * (2 * (layer.rest_elements - queries) + 4 * layer.rest_sums)
     assert layer.choices == (model.experts.chosen if model.experts.count else 0)
+
+
+def test_gpt_oss_has_the_parameters_that_its_authors_count():
+    """They count 20.91 billion, and 3.61 billion of a token without its embedding."""
+    model = ModelConfig(**apply_preset("gpt-oss-20b"))
+    assert num_params(model) == 20_914_757_184
+    assert num_active_params(model) - model.vocab_size * model.hidden_size == 3_608_307_264
 
 
 def test_flops_count_the_experts_of_a_token():

@@ -39,7 +39,12 @@ VARIANTS = {
         "tied_embeddings": True,
     },
     "olmo3": {"norms": "behind", "qk_norm": True, "qk_norm_over_heads": True},
-    "gpt": {"mlp": "gelu", "num_kv_heads": 4, "rope": {"scaling": "yarn", "factor": 4.0, "original_length": 64}},
+    "gpt": {
+        "mlp": "gelu",
+        "num_kv_heads": 4,
+        "output_bias": True,
+        "rope": {"scaling": "yarn", "factor": 4.0, "original_length": 64},
+    },
 }
 
 
@@ -97,7 +102,7 @@ def numpy_layer(x, p, positions, documents, config):
         score = np.where(visible, scale * q[:, head] @ k[:, kv_head].T, -np.inf)
         weight = np.exp(score - score.max(-1, keepdims=True))
         out[:, head] = weight / weight.sum(-1, keepdims=True) @ v[:, kv_head]
-    attended = np.tensordot(out, p["output"], 2)
+    attended = np.tensordot(out, p["output"], 2) + (p["output_bias"] if config.output_bias else 0)
     x = x + (attended if config.norms == "before" else numpy_norm(attended, p["attention_out_norm"], config))
     y = numpy_mlp(x if config.norms == "behind" else numpy_norm(x, p["mlp_norm"], config), p, config)
     return x + (y if config.norms == "before" else numpy_norm(y, p["mlp_out_norm"], config))

@@ -26,8 +26,9 @@ def yarn_pair(pair, base, rope, head_dim):
     def pair_with(turns):
         return head_dim * math.log(rope.original_length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(pair_with(rope.beta_fast)), 0)
-    high = min(math.ceil(pair_with(rope.beta_slow)), head_dim - 1)
+    rounded = (math.floor, math.ceil) if rope.truncate else (float, float)
+    low = max(rounded[0](pair_with(rope.beta_fast)), 0)
+    high = min(rounded[1](pair_with(rope.beta_slow)), head_dim - 1)
     ramp = min(max((pair - low) / (high - low), 0.0), 1.0)
     return base / rope.factor * ramp + base * (1 - ramp)
 
@@ -48,6 +49,7 @@ SCALINGS = {
     "linear": RopeConfig(scaling="linear", factor=4.0),
     "llama3": RopeConfig(theta=500000.0, scaling="llama3", factor=8.0, original_length=8192),
     "yarn": RopeConfig(theta=1000000.0, scaling="yarn", factor=4.0, original_length=32768),
+    "yarn-untruncated": RopeConfig(theta=150000.0, scaling="yarn", factor=4.0, original_length=4096, truncate=False),
 }
 
 
@@ -58,7 +60,7 @@ def test_frequencies_follow_the_written_formula(name, head_dim):
     frequency, amplitude = rotary_frequencies(rope, head_dim)
     expected = [expected_frequency(pair, rope, head_dim) for pair in range(head_dim // 2)]
     np.testing.assert_allclose(frequency, expected, rtol=1e-12)
-    assert amplitude == pytest.approx(0.1 * math.log(4.0) + 1.0 if name == "yarn" else 1.0)
+    assert amplitude == pytest.approx(0.1 * math.log(4.0) + 1.0 if "yarn" in name else 1.0)
 
 
 def test_scalings_differ_where_they_should():

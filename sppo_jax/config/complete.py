@@ -14,7 +14,7 @@ from sppo_jax.config.section import ConfigError
 from sppo_jax.paths import local_path
 
 # Settings of a section that runs from before do not have.
-_NEWER = {"fraction", "sinks"}
+_NEWER = {"fraction", "sinks", "output_bias", "truncate"}
 # Fields that the weights decide, and that a complete config may be without.
 _LAYERS = ("layers", "kinds")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sppo_jax.config.hf_experts import experts_from_hf
-from sppo_jax.config.hf_layers import layers_from_hf, windows_from_hf
+from sppo_jax.config.hf_experts import DEQUANTIZE, experts_from_hf
+from sppo_jax.config.hf_layers import DENSE, layers_from_hf, windows_from_hf
 from sppo_jax.config.hf_rope import rope_from_hf
 from sppo_jax.files import parse_json
 
@@ -22,7 +22,9 @@ class Family:
     Args:
         architecture: the name of the class in transformers.
         qkv_bias: whether queries, keys and values have biases.
+        output_bias: whether the attention output projection has a bias.
         qk_norm: whether queries and keys are normalised head by head.
+        sinks: whether each query head has a sink.
         num_kv_heads: heads of keys and values if the key is left out; 0: as many as query heads.
         head_dim: elements of a head if the key is left out; 0: the hidden size divided by the heads.
         max_length: number of positions if the key is left out.
@@ -30,19 +32,25 @@ class Family:
         fused_experts: where one tensor holds the gates and ups of all experts of a layer, how they share a dim of the
             tensor; "" where the family has no experts.
         tied_embeddings: whether the head is the embedding if the key is left out.
+        norm_eps: term of RMSNorm if the key is left out.
         rope_theta: base of the rotation frequencies if the key is left out.
+        rope: rotary settings if the file has no section of them; None: those of an unscaled rotation.
     """
 
     architecture: str
     qkv_bias: bool = False
+    output_bias: bool = False
     qk_norm: bool = False
+    sinks: bool = False
     num_kv_heads: int = 0
     head_dim: int = 0
     max_length: int
     sliding_window: int = 0
     fused_experts: Literal["", "halves", "interleaved"] = ""
     tied_embeddings: bool = False
+    norm_eps: float = 1e-6
     rope_theta: float = 10000.0
+    rope: Mapping[str, Any] | None = None
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -59,7 +67,18 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": Family(
         architecture="SmolLM3ForCausalLM", num_kv_heads=4, max_length=32768, tied_embeddings=True, rope_theta=2e6
     ),
+    "gpt_oss": Family(
+        architecture="GptOssForCausalLM", qkv_bias=True, output_bias=True, sinks=True, num_kv_heads=8, head_dim=64,
+        max_length=131072, sliding_window=128, fused_experts="interleaved", norm_eps=1e-5, rope_theta=150000.0,
+        rope={"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False},
+    ),
 }  # fmt: skip
+# Families that are refused by name: the beginning of `model_type`, and why.
+_REFUSED = {
+    "gemma2": "whose attention has soft caps",
+    "gemma4": "whose heads have 512 elements and whose layers share keys and values",
+    "llama4": "whose attention stays within chunks of tokens",
+}
 # Fields that the weights decide: a config may repeat them but not change them.
 WEIGHT_FIELDS = (
     "vocab_size",
@@ -72,6 +91,7 @@ WEIGHT_FIELDS = (
     "mlp",
     "qk_norm",
     "qkv_bias",
+    "output_bias",
     "sinks",
     "tied_embeddings",
 )
@@ -174,16 +194,17 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": config.get("head_dim") or family.head_dim or hidden // heads,
         **(layers := layers_from_hf(config, windows)),
         # Of a model whose layers all have experts no layer has this size.
-        "mlp_size": 0 if family.fused_experts and not layers["kinds"] else config["intermediate_size"],
+        "mlp_size": 0 if family.fused_experts and DENSE not in layers["kinds"] else config["intermediate_size"],
         "mlp": "swiglu",
         "experts": experts_from_hf(config) if family.fused_experts else {"count": 0},
         "qk_norm": family.qk_norm,
         "qkv_bias": family.qkv_bias,
-        "sinks": False,
+        "output_bias": family.output_bias,
+        "sinks": family.sinks,
         "tied_embeddings": bool(config.get("tie_word_embeddings", family.tied_embeddings)),
-        "norm_eps": config.get("rms_norm_eps", 1e-6),
+        "norm_eps": config.get("rms_norm_eps", family.norm_eps),
         "sliding_window": windows[0] if len(set(windows)) == 1 else 0,
-        "rope": rope_from_hf(config, _num_positions(config, family), family.rope_theta),
+        "rope": rope_from_hf(config, _num_positions(config, family), family.rope_theta, family.rope),
     }
 
 
@@ -191,8 +212,9 @@ def _family(config: Mapping[str, Any]) -> Family:
     kind, architectures = config.get("model_type"), config.get("architectures") or []
     family = FAMILIES.get(str(kind))
     if family is None:
+        why = "".join(f", {why}" for name, why in _REFUSED.items() if str(kind).startswith(name))
         raise ValueError(
-            f"model_type must be one of {', '.join(FAMILIES)}, got {kind!r}; choose a model of such a type"
+            f"model_type must be one of {', '.join(FAMILIES)}, got {kind!r}{why}; choose a model of such a type"
         )
     if architectures and family.architecture not in architectures:
         raise ValueError(
@@ -204,8 +226,14 @@ def _family(config: Mapping[str, Any]) -> Family:
 
 def _check_representable(config: Mapping[str, Any]) -> None:
     """Refuses, by name, settings that the decoder does not support."""
-    # Qwen2 has biases whatever attention_bias says; no version of transformers reads this key for Qwen2.
-    biases = ("mlp_bias",) if config["model_type"] == "qwen2" else ("attention_bias", "mlp_bias")
+    family = FAMILIES[config["model_type"]]
+    if family.output_bias and not config.get("attention_bias", True):
+        raise ValueError(
+            f"attention_bias must be true in a {config['model_type']}, got {config['attention_bias']}; choose a model "
+            "with these biases"
+        )
+    # No version of transformers reads attention_bias for Qwen2, which has biases of q, k and v.
+    biases = ("mlp_bias",) if family.qkv_bias else ("attention_bias", "mlp_bias")
     for name in biases:
         if config.get(name):
             raise ValueError(f"{name} must be false, got {config[name]}; choose a model without these biases")
@@ -214,8 +242,7 @@ def _check_representable(config: Mapping[str, Any]) -> None:
         raise ValueError(f"hidden_act must be silu, got {activation!r}; choose a model with silu")
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
-        raise ValueError(
-            f"quantization_config must be absent, got quant_method={method!r}; convert the unquantized model"
-        )
+        fix = DEQUANTIZE if method == "mxfp4" else "convert the unquantized model"
+        raise ValueError(f"quantization_config must be absent, got quant_method={method!r}; {fix}")
     if config.get("attention_dropout"):
         raise ValueError(f"attention_dropout must be 0, got {config['attention_dropout']}; set 0 (no dropout here)")

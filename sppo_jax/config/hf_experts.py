@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from sppo_jax.config.experts import ExpertsConfig
@@ -26,21 +27,65 @@ KEYS = (
     "num_experts",
     "num_local_experts",
     "num_experts_per_tok",
+    "experts_per_token",
     "moe_intermediate_size",
     "norm_topk_prob",
     "router_aux_loss_coef",
+    "swiglu_limit",
+    "swiglu_alpha",
 )
 # transformers' coefficient where the key is left out.
 _COEFFICIENT = 0.001
+# What to do with experts in MXFP4, as gpt-oss is published.
+DEQUANTIZE = (
+    'write a bfloat16 folder with transformers: from_pretrained(FOLDER, dtype="bfloat16", '
+    "quantization_config=Mxfp4Config(dequantize=True)) and save_pretrained(NEW_FOLDER)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Style:
+    """How a family has its experts.
+
+    Args:
+        name: of the family, in messages.
+        count: the key with the number of experts that an export writes.
+        size: the key with the size of an expert.
+        normalized: the key that says whether weights are divided by their sum; None where they add up to 1.
+        fields: of `ExpertsConfig`, where the model's code differs from its defaults.
+        constants: keys whose values the code here has.
+    """
+
+    name: str
+    count: str
+    size: str
+    normalized: str | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, float] = field(default_factory=dict)
+
+
+_STYLES = {
+    "qwen3_moe": _Style(
+        name="Qwen3-MoE", count="num_experts", size="moe_intermediate_size", normalized="norm_topk_prob"
+    ),
+    "gpt_oss": _Style(
+        name="gpt-oss",
+        count="num_local_experts",
+        size="intermediate_size",
+        fields={"mlp": "clamped", "bias": True, "scores": "softmax_of_chosen"},
+        constants={"swiglu_limit": 7.0, "swiglu_alpha": 1.702},
+    ),
+}
 
 
 def experts_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     """Maps the content of a config.json to `ExpertsConfig` fields.
 
     Raises:
-        ValueError: two keys contradict each other.
+        ValueError: two keys contradict each other, or a constant of the model's code is another.
         KeyError: a size is missing, or whether weights are normalised, which transformers does not do by default.
     """
+    style = _STYLES[config["model_type"]]
     count = config["num_local_experts"] if "num_experts" not in config else config["num_experts"]
     if config.get("num_local_experts", count) != count:
         raise ValueError(
@@ -49,45 +94,52 @@ def experts_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         )
     if not count:
         raise ValueError(f"num_experts must be at least 1, got {count}; choose a model with experts")
+    for name, value in style.constants.items():
+        if config.get(name, value) != value:
+            raise ValueError(f"{name} must be {value:g}, got {config[name]!r}; choose a model with this value")
+    plain = ExpertsConfig()
     return {
         "count": count,
         "chosen": config["num_experts_per_tok"],
-        "size": config["moe_intermediate_size"],
-        "normalized": config["norm_topk_prob"],
+        "size": config[style.size],
+        "normalized": config[style.normalized] if style.normalized else plain.normalized,
         "balance": config.get("router_aux_loss_coef", _COEFFICIENT),
         "balance_form": "model",
-        **{name: getattr(ExpertsConfig(), name) for name in WEIGHT_FIELDS if name not in ("count", "size")},
+        **{name: getattr(plain, name) for name in WEIGHT_FIELDS if name not in ("count", "size")},
+        **style.fields,
     }
 
 
-def experts_to_hf(experts: ExpertsConfig, like: Mapping[str, Any]) -> dict[str, Any]:
+def experts_to_hf(experts: ExpertsConfig, like: Mapping[str, Any], family: str) -> dict[str, Any]:
     """Writes the keys of a config.json that speak of experts.
 
     Args:
         experts: of the model.
         like: content of the config.json that the model was imported from; may be empty.
+        family: `model_type` that is written.
 
     Raises:
-        ValueError: no family has such experts; the message names the setting.
+        ValueError: the family has no such experts; the message names the setting.
     """
-    plain = ExpertsConfig()
+    plain, style = ExpertsConfig(), _STYLES[family]
     for name in WEIGHT_FIELDS:
-        value = getattr(experts, name)
-        if name not in ("count", "size") and value != getattr(plain, name):
+        value, must = getattr(experts, name), style.fields.get(name, getattr(plain, name))
+        if name not in ("count", "size") and value != must:
             raise ValueError(
-                f"a Hugging Face model with experts must have model.experts.{name}={_word(getattr(plain, name))}, got "
-                f"{_word(value)}; export only models with experts as in Qwen3-MoE"
+                f"a Hugging Face model with experts must have model.experts.{name}={_word(must)}, got "
+                f"{_word(value)}; export only models with experts as in {style.name}"
             )
     balance = experts.balance if experts.balance_form == "model" else like.get("router_aux_loss_coef", _COEFFICIENT)
-    return {
-        "num_experts": experts.count,
+    written = {
+        style.count: experts.count,
         "num_experts_per_tok": experts.chosen,
-        "moe_intermediate_size": experts.size,
-        # Of no layer; the released models have the size of the experts of a token.
+        # Of no layer, where experts have a key of their own; the released models have the size of a token's experts.
         "intermediate_size": like.get("intermediate_size") or experts.chosen * experts.size,
-        "norm_topk_prob": experts.normalized,
+        style.size: experts.size,
         "router_aux_loss_coef": balance,
+        **style.constants,
     }
+    return written | ({style.normalized: experts.normalized} if style.normalized else {})
 
 
 def _word(value: Any) -> Any:

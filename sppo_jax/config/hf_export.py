@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sppo_jax.config.hf_config import FAMILIES
+from sppo_jax.config.hf_config import FAMILIES, Family
 from sppo_jax.config.hf_experts import KEYS, experts_to_hf
 from sppo_jax.config.hf_layers import KEYS as KEYS_OF_LAYERS
 from sppo_jax.config.hf_rope import rope_to_hf, scaled_length
@@ -26,8 +26,8 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
     Raises:
         ValueError: no family has such a model; the message names the setting.
     """
-    experts = experts_to_hf(model.experts, like) if model.experts.count else {}
     kind = _family_of_kinds(model, like.get("model_type")) or _family_name(model, like.get("model_type"))
+    experts = experts_to_hf(model.experts, like, kind) if model.experts.count else {}
     kept = {key: value for key, value in like.items() if key not in _NOT_KEPT}
     max_length = max(scaled_length(model.rope), length, like.get("max_position_embeddings") or 0)
     config = kept | {
@@ -52,7 +52,7 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
     if kind == "qwen3_moe" and model.mlp_size:
         config["intermediate_size"] = model.mlp_size
     if kind != "qwen2":
-        config["attention_bias"] = False
+        config["attention_bias"] = FAMILIES[kind].output_bias
     if kind == "llama":
         return config | {"mlp_bias": False}
     window = model.sliding_window or None
@@ -82,6 +82,14 @@ _NOT_KEPT = (
 )
 
 
+# Parts of a layer that all layers of a family have, or none.
+_PARTS = ("qkv_bias", "output_bias", "qk_norm", "sinks")
+
+
+def _parts(owner: ModelConfig | Family) -> tuple[str, ...]:
+    return tuple(name for name in _PARTS if getattr(owner, name))
+
+
 def _family_name(model: ModelConfig, preferred: str | None) -> str:
     """Returns a family that has this model: the preferred family if possible."""
     has_experts = model.experts.count > 0
@@ -89,22 +97,14 @@ def _family_name(model: ModelConfig, preferred: str | None) -> str:
         raise ValueError(
             f"a Hugging Face model must have model.mlp=swiglu, got {model.mlp}; export only models with swiglu"
         )
-    if model.sinks:
-        raise ValueError("a Hugging Face model must have model.sinks=false, got true; export only models without sinks")
-    possible = [
-        name
-        for name, family in FAMILIES.items()
-        if (family.qkv_bias, family.qk_norm, bool(family.fused_experts)) == (model.qkv_bias, model.qk_norm, has_experts)
-    ]
-    if not possible and has_experts:
-        raise ValueError(
-            "a Hugging Face model with experts must have model.qk_norm=true and model.qkv_bias=false, got "
-            f"{str(model.qk_norm).lower()} and {str(model.qkv_bias).lower()}; export only models with both"
-        )
+    alike = {name: family for name, family in FAMILIES.items() if bool(family.fused_experts) == has_experts}
+    possible = [name for name, family in alike.items() if _parts(family) == _parts(model)]
     if not possible:
+        of_families = dict.fromkeys(f"{', '.join(_parts(family)) or 'none'}" for family in alike.values())
         raise ValueError(
-            "a Hugging Face model must not have both model.qkv_bias and model.qk_norm, got both; "
-            "export only models with at most one of them"
+            f"a Hugging Face model {'with' if has_experts else 'without'} experts must have, of "
+            f"{', '.join(f'model.{name}' for name in _PARTS)}, those of a family ({'; or '.join(of_families)}), got "
+            f"{', '.join(_parts(model)) or 'none'}; export only models of such a family"
         )
     # transformers refuses a Llama whose heads do not divide the hidden size, and a Llama has no sliding window.
     if model.hidden_size % model.num_heads or model.sliding_window:
@@ -126,8 +126,10 @@ def _layers_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
         rotates = [int(model.of_kind(name).rope.fraction > 0) for name in model.kind_names]
         return {"no_rope_layers": rotates}
     windows = [model.of_kind(name).sliding_window for name in model.kind_names]
+    kinds = ["sliding_attention" if window else "full_attention" for window in windows]
+    if family == "gpt_oss":
+        return {"sliding_window": max(windows) or FAMILIES[family].sliding_window, "layer_types": kinds}
     if len(set(windows)) > 1:
-        kinds = ["sliding_attention" if window else "full_attention" for window in windows]
         return {"use_sliding_window": True, "sliding_window": max(windows), "layer_types": kinds}
     if family == "qwen3_moe":
         dense = [number for number, name in enumerate(model.kind_names) if not model.of_kind(name).experts.count]
@@ -151,7 +153,7 @@ def _family_of_kinds(model: ModelConfig, preferred: str | None) -> str | None:
         return "qwen3_moe"
     if not model.sliding_window and len(changed) == 1 and set(changed[0]) == {"sliding_window"}:
         family = _family_name(replace(model, **changed[0]), preferred)
-        if family in ("qwen2", "qwen3"):
+        if family in ("qwen2", "qwen3", "gpt_oss"):
             return family
     raise ValueError(
         "a Hugging Face model must have kinds of layers that a family has (rope.fraction=0, experts.count=0, or one "

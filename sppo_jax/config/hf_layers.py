@@ -62,6 +62,8 @@ def windows_from_hf(config: Mapping[str, Any], default: int) -> list[int]:
     kinds, family = config.get("layer_types"), config["model_type"]
     if family == "llama":
         return [0] * count
+    if family == "gpt_oss" and kinds is None:
+        kinds = ["full_attention" if number % 2 else "sliding_attention" for number in range(count)]
     if kinds is not None:
         unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
         if unknown:

@@ -21,6 +21,7 @@ _SETTINGS = {
     "high_freq_factor": "high_freq_factor",
     "beta_fast": "beta_fast",
     "beta_slow": "beta_slow",
+    "truncate": "truncate",
 }
 # Spellings within a section of rotary settings: transformers' name of today. A setting at the top has one spelling.
 _SPELLINGS = {
@@ -30,7 +31,7 @@ _SPELLINGS = {
         name: name
         for name in (
             *("rope_theta", "partial_rotary_factor", *_SETTINGS.values()),
-            *("attention_factor", "mscale", "mscale_all_dim", "truncate"),
+            *("attention_factor", "mscale", "mscale_all_dim"),
         )
     },
 }
@@ -40,17 +41,20 @@ _USED = {
     "none": (),
     "linear": ("factor",),
     "llama3": ("factor", "original_length", "low_freq_factor", "high_freq_factor"),
-    "yarn": ("factor", "original_length", "beta_fast", "beta_slow"),
+    "yarn": ("factor", "original_length", "beta_fast", "beta_slow", "truncate"),
 }
 
 
-def rope_from_hf(config: Mapping[str, Any], max_length: int, theta: float = 10000.0) -> dict[str, Any]:
+def rope_from_hf(
+    config: Mapping[str, Any], max_length: int, theta: float = 10000.0, section: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Reads the rotary settings of a config.json.
 
     Args:
         config: the content of the config.json.
         max_length: the `max_position_embeddings` of the config.json, in tokens.
         theta: base of the frequencies if the key is left out.
+        section: the rotary settings if the file has no section of them; None: an unscaled rotation's.
 
     Returns:
         Every field of `RopeConfig`; `original_length` is `max_length` if the file gives no other length, so that a
@@ -59,6 +63,8 @@ def rope_from_hf(config: Mapping[str, Any], max_length: int, theta: float = 1000
     Raises:
         ValueError: a setting, which the message names, is not supported.
     """
+    if section and config.get("rope_parameters") is None and not config.get("rope_scaling"):
+        config = {**config, "rope_parameters": section}
     settings = rope_settings(config)
     kind = settings.get("rope_type", "default")
     if kind not in _KINDS:
@@ -77,6 +83,7 @@ def rope_from_hf(config: Mapping[str, Any], max_length: int, theta: float = 1000
         "high_freq_factor": 4.0,
         "beta_fast": 32.0,
         "beta_slow": 1.0,
+        "truncate": True,
     }
     for ours in _USED[scaling]:
         given = settings.get(_SETTINGS[ours])
@@ -154,7 +161,6 @@ def _check_representable(settings: Mapping[str, Any], scaling: str, factor: floa
     if scaling == "none":  # a factor without its kind, which some versions of transformers refuse and others drop
         wanted["factor"] = (1.0, settings.get("factor", 1.0))
     if scaling == "yarn":
-        wanted["truncate"] = (True, settings.get("truncate") is not False)
         default = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
         wanted["attention_factor"] = (default, _yarn_amplitude(settings, factor, default))
     for name, (must, got) in wanted.items():
@@ -183,6 +189,8 @@ def rope_to_hf(rope: RopeConfig) -> dict[str, Any]:
     """
     kind = next(name for name, ours in _KINDS.items() if ours == rope.scaling)
     scaling = {"rope_type": kind} | {_SETTINGS[ours]: getattr(rope, ours) for ours in _USED[rope.scaling]}
+    if rope.truncate:  # which earlier versions do not know by name
+        scaling.pop("truncate", None)
     return {
         "rope_parameters": {"rope_theta": rope.theta, **scaling},
         "rope_theta": rope.theta,

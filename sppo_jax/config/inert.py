@@ -81,7 +81,11 @@ _ROWS: tuple[tuple[tuple[str, ...], _Acts, str], ...] = (
         _scaled("llama3"),
         "model.rope.scaling is not llama3",
     ),
-    (("model.rope.beta_fast", "model.rope.beta_slow"), _scaled("yarn"), "model.rope.scaling is not yarn"),
+    (
+        ("model.rope.beta_fast", "model.rope.beta_slow", "model.rope.truncate"),
+        _scaled("yarn"),
+        "model.rope.scaling is not yarn",
+    ),
     (_EXPERTS, lambda config: config.model.routed.count > 0, "model.experts.count is 0"),
     (("model.mlp",), lambda config: _has_mlp(config.model), "every layer has experts in place of the MLP"),
     (

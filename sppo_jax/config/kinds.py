@@ -35,6 +35,7 @@ class KindConfig(Section):
         qk_norm: whether queries and keys are normalized in each head.
         qk_norm_over_heads: whether the norm of queries and keys is over all heads together.
         qkv_bias: whether the projections to queries, keys and values have biases.
+        output_bias: whether the projection of the attention output has a bias.
         query_scale: number by which the products of queries and keys are multiplied, as `model.query_scale`.
         sliding_window: number of tokens that a token attends to, as `model.sliding_window`.
         sinks: whether each query head has a sink.
@@ -53,6 +54,7 @@ class KindConfig(Section):
     qk_norm: bool | None = None
     qk_norm_over_heads: bool | None = None
     qkv_bias: bool | None = None
+    output_bias: bool | None = None
     query_scale: float | None = None
     sliding_window: int | None = None
     sinks: bool | None = None

@@ -42,6 +42,7 @@ class ModelConfig(Section):
         qk_norm: whether queries and keys are normalized in each head; true or false.
         qk_norm_over_heads: whether the norm of `model.qk_norm` is over all heads together; true or false.
         qkv_bias: whether the projections to queries, keys and values have biases; true or false.
+        output_bias: whether the projection of the attention output has a bias; true or false.
         tied_embeddings: whether the output head is the embedding matrix; true or false.
         embedding_scale: number by which the embedding of a token is multiplied, rounded to the compute dtype; above 0.
         query_scale: number by which the products of queries and keys are multiplied; at least 0, and 0 is one over the
@@ -82,6 +83,7 @@ class ModelConfig(Section):
     qk_norm: bool = False
     qk_norm_over_heads: bool = False
     qkv_bias: bool = False
+    output_bias: bool = False
     tied_embeddings: bool = False
     embedding_scale: float = 1.0
     query_scale: float = 0.0

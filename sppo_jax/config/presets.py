@@ -56,6 +56,19 @@ def _qwen_experts(hidden: int, layers: int, heads: int, size: int) -> dict[str, 
     return _qwen(hidden, layers, heads, 4, 0, head_dim=128, qk_norm=True, experts=experts)
 
 
+def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
+    """Returns a gpt-oss shape: every second layer, the first among them, has a window."""
+    shape = _llama(2880, layers, 64, 8, 0, head_dim=64, vocab_size=201088, qkv_bias=True, output_bias=True, sinks=True)
+    rope = {"theta": 150000.0, "scaling": "yarn", "factor": 32.0, "original_length": 4096, "truncate": False}
+    chosen = {"mlp": "clamped", "bias": True, "scores": "softmax_of_chosen", "balance": 0.9}
+    return shape | {
+        "layers": f"{layers // 2}x(local,full)",
+        "kinds": {"local": {"sliding_window": 128}},
+        "experts": {"count": experts, "chosen": 4, "size": 2880, **chosen},
+        "rope": rope,
+    }
+
+
 def _gpt(hidden: int, layers: int, heads: int) -> dict[str, Any]:
     return _llama(hidden, layers, heads, heads, 4 * hidden, vocab_size=50304, mlp="gelu", tied_embeddings=True)
 
@@ -80,6 +93,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "qwen3-30b-a3b": _qwen_experts(2048, 48, 32, 768),
         "qwen3-235b-a22b": _qwen_experts(4096, 94, 64, 1536),
         "mistral-7b-v0.3": _llama(4096, 32, 32, 8, 14336, vocab_size=32768, rope={"theta": 1000000.0}),
+        "gpt-oss-20b": _gpt_oss(24, 32),
         "gpt-1.3b": _gpt(2048, 24, 16),
         "gpt-2.7b": _gpt(2560, 32, 32),
         "gpt-7b": _gpt(4096, 32, 32),

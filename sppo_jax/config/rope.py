@@ -26,6 +26,7 @@ class RopeConfig(Section):
             number.
         beta_slow: rotations over `model.rope.original_length` below which "yarn" divides a frequency by the whole
             factor; any number.
+        truncate: whether "yarn" rounds the two ends of its ramp between frequencies to whole pairs; true or false.
     """
 
     section: ClassVar[str] = "model.rope"
@@ -38,6 +39,7 @@ class RopeConfig(Section):
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    truncate: bool = True
 
     def _check(self) -> None:
         self._at_least(1, "theta", "factor")

@@ -56,6 +56,8 @@ def layer_vectors(model: ModelConfig) -> list[tuple[int, ...]]:
         vectors += [(heads * head,) for heads in ((model.num_heads, model.num_kv_heads) if together else (1, 1))]
     if model.qkv_bias:
         vectors += [(model.num_heads, head), *[(model.num_kv_heads, head)] * 2]
+    if model.output_bias:
+        vectors.append((model.hidden_size,))
     if model.sinks:
         vectors.append((model.num_heads,))
     if experts.count and experts.bias:

@@ -62,6 +62,8 @@ def form_of(names: Iterable[str], fused: Form) -> Form:
     Args:
         names: of its tensors.
         fused: the form that the family has where a tensor holds all experts of a layer; shapes do not tell, because
-            some are square.
+            some are square. gpt-oss has no other form.
     """
+    if fused == "interleaved":
+        return fused
     return fused if any(name.endswith(_GATE_UP) for name in names) else "separate"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sppo_jax.config.hf_config import FAMILIES, read_config
+from sppo_jax.config.hf_experts import DEQUANTIZE
 from sppo_jax.files import parse_json
 from sppo_jax.models.hf_experts import QUANTIZED, Form, form_of
 from sppo_jax.models.hf_tensors import NO_PARAMETERS, tensor_shapes
@@ -117,9 +118,8 @@ class TensorFolder:
         """
         quantized = next((name for name in self._file_of if QUANTIZED.match(name)), None)
         if quantized is not None:
-            raise ValueError(
-                f"tensors must be unquantized, got {quantized} in {self._folder}; convert the unquantized model"
-            )
+            fix = DEQUANTIZE if quantized.endswith(("_blocks", "_scales")) else "convert the unquantized model"
+            raise ValueError(f"tensors must be unquantized, got {quantized} in {self._folder}; {fix}")
         wanted = tensor_shapes(model, self.form)
         missing = [name for name in wanted if name not in self._file_of]
         if missing:
@@ -170,11 +170,19 @@ class TensorFolder:
         return self._slice(name)[part]
 
 
-def form_like(folder: Path | None, model: ModelConfig) -> Form:
-    """Returns the form in which a folder has experts; one tensor an expert where model or folder have none."""
-    if not model.experts.count or folder is None or not any((folder / name).is_file() for name in (INDEX, WEIGHTS)):
+def form_like(folder: Path | None, family: str) -> Form:
+    """Returns the form of a family's experts: that of a folder of the family, or one tensor an expert if it may be so.
+
+    Args:
+        folder: of the model that the weights come from; None: there is none.
+        family: `model_type` that is written.
+    """
+    fused = FAMILIES[family].fused_experts
+    if not fused or fused == "interleaved":
+        return fused or "separate"
+    if folder is None or not any((folder / name).is_file() for name in (INDEX, WEIGHTS)):
         return "separate"
-    return TensorFolder(folder).form
+    return TensorFolder(folder).form if read_config(folder).get("model_type") == family else "separate"
 
 
 def _equal(first: np.ndarray, second: np.ndarray) -> bool:

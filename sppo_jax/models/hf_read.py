@@ -33,7 +33,7 @@ def from_hf(
     dtype: str = "auto",
     **settings: Any,
 ) -> Decoder:
-    """Imports a Llama, Qwen2, Qwen3, Qwen3-MoE, Mistral or SmolLM3 model with its weights.
+    """Imports a Llama, Qwen2, Qwen3, Qwen3-MoE, Mistral, SmolLM3 or gpt-oss model with its weights.
 
     Args:
         path: folder with config.json and safetensors.

@@ -69,14 +69,15 @@ def to_hf(
     path, like = local_path(path, "the folder to write"), None if like is None else local_path(like, "like")
     origin = {} if like is None else read_config(like)
     # Refused by its settings first: what has no name there has no tensors either.
-    shape_to_hf(config, like=origin, length=length, dtype=dtype)
-    leaves = _check_params(params, config)
+    family = shape_to_hf(config, like=origin, length=length, dtype=dtype)["model_type"]
+    form = form_like(like, family)
+    leaves = _check_params(params, config, form)
     name = str(leaves["embedding"].dtype) if dtype == "auto" else dtype
     if name not in DTYPES.values():
         raise ValueError(f"dtype must be auto, {', '.join(DTYPES.values())}, got {dtype!r}; choose one")
     content = shape_to_hf(config, like=origin, length=length, dtype=name)
     with new_folder(path, num_params(config) * np.dtype(_numpy_dtype(name)).itemsize) as folder:
-        _write_tensors(folder, leaves, config, form_like(like, config), np.dtype(_numpy_dtype(name)), shard_bytes)
+        _write_tensors(folder, leaves, config, form, np.dtype(_numpy_dtype(name)), shard_bytes)
         (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         if like is not None:
             copy_tokenizer(like, folder)
@@ -137,13 +138,13 @@ def new_folder(path: Path, num_bytes: int) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _check_params(params: nnx.State, config: ModelConfig) -> dict[str, jax.Array]:
+def _check_params(params: nnx.State, config: ModelConfig, form: Form) -> dict[str, jax.Array]:
     """Returns the parameters by their paths.
 
     Raises:
         ValueError: they are not those of `config`, or lie on devices of other processes.
     """
-    got, wanted = shapes_by_path(params), parameter_shapes(config)
+    got, wanted = shapes_by_path(params), parameter_shapes(config, form)
     for name in sorted(set(got) | set(wanted)):
         if got.get(name) != wanted.get(name):
             raise ValueError(

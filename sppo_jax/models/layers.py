@@ -97,6 +97,8 @@ class DecoderLayer(nnx.Module):
             self.query_bias = nnx.Param(jnp.zeros((config.num_heads, size), stored))
             self.key_bias = nnx.Param(jnp.zeros((config.num_kv_heads, size), stored))
             self.value_bias = nnx.Param(jnp.zeros((config.num_kv_heads, size), stored))
+        if config.output_bias:
+            self.output_bias = nnx.Param(jnp.zeros((hidden,), stored))
         if config.sinks:
             self.sinks = normal_param(rngs, (config.num_heads,), scale, stored)
         if config.qk_norm:
@@ -171,6 +173,8 @@ class DecoderLayer(nnx.Module):
 
     def _add_attention(self, x_TD: jax.Array, out_TNH: jax.Array) -> jax.Array:
         attended_TD = jnp.einsum("...tnh,nhd->...td", out_TNH.astype(self.dtype), self._cast(self.output))
+        if self.config.output_bias:
+            attended_TD = attended_TD + self._cast(self.output_bias)
         if self.config.norms != "before":
             attended_TD = self.attention_out_norm(attended_TD)
         return x_TD.astype(self.dtype) + attended_TD

@@ -37,8 +37,10 @@ def _yarn_frequencies(rope: RopeConfig, frequency_R: np.ndarray) -> np.ndarray:
         length = rope.original_length / (turns * 2.0 * math.pi)
         return head_dim * math.log(length) / (2.0 * math.log(rope.theta))
 
-    low = max(math.floor(pair_turning(rope.beta_fast)), 0)
-    high = min(math.ceil(pair_turning(rope.beta_slow)), head_dim - 1)
+    low, high = pair_turning(rope.beta_fast), pair_turning(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
     # The checkpoints' reference code avoids a ramp of no width by this amount.
     width = high - low if high != low else 0.001
     ramp_R = np.clip((np.arange(frequency_R.size) - low) / width, 0.0, 1.0)

@@ -258,7 +258,29 @@ def draw_kinds(seed: int) -> Case:
         model = model | {"experts": experts}
         kinds["local"] |= {"experts": {"count": 0}}
     model = model | dict(num_layers=groups * len(order), layers=f"{groups}x({','.join(order)})", kinds=kinds)
-    return replace(case, plan=plan, model=model, dtype="float64")
+    return with_norms(replace(case, plan=plan, model=model, dtype="float64"), seed)
+
+
+def with_norms(case: Case, seed: int) -> Case:
+    """Gives a program other norms, scales and a cap of logits, and its kinds norms and a scale of their own."""
+    draws, model = Draws(seed + 7000), case.model
+    model = model | _draw_norms(draws, model["qk_norm"])
+    model |= dict(embedding_scale=draws.pick((1.0, 4.7)), logit_cap=draws.pick((0.0, 2.0)))
+    model["mlp"] = draws.pick((model["mlp"], "geglu"))
+    kinds = {
+        name: kind | _draw_norms(draws, kind["qk_norm"]) | dict(mlp=draws.pick((kind["mlp"], "geglu")))
+        for name, kind in model.get("kinds", {}).items()
+    }
+    return replace(case, model=model | ({"kinds": kinds} if kinds else {}))
+
+
+def _draw_norms(draws: Draws, qk_norm: bool) -> dict:
+    return dict(
+        norms=draws.pick(("before", "behind", "both")),
+        unit_norm=draws.chance(0.5),
+        qk_norm_over_heads=draws.chance(0.5) and qk_norm,
+        query_scale=draws.pick((0.0, 0.5)),
+    )
 
 
 def _draw_kind(draws: Draws, model: dict, ulysses: int, kernel: str) -> dict:

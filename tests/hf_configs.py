@@ -51,6 +51,33 @@ PUBLISHED = {
         rms_norm_eps=1e-6, rope_theta=1000000.0, router_aux_loss_coef=0.001, sliding_window=None,
         tie_word_embeddings=False, use_sliding_window=False, vocab_size=151936,
     ),
+    # google/gemma-3-27b-pt, a multimodal folder that leaves out what transformers has by default.
+    "gemma-3-27b": dict(
+        architectures=["Gemma3ForConditionalGeneration"], model_type="gemma3", boi_token_index=255999,
+        eoi_token_index=256000, eos_token_id=[1, 106], image_token_index=262144, initializer_range=0.02,
+        mm_tokens_per_image=256, torch_dtype="bfloat16",
+        text_config=dict(
+            head_dim=128, hidden_size=5376, intermediate_size=21504, model_type="gemma3_text", num_attention_heads=32,
+            num_hidden_layers=62, num_key_value_heads=16, query_pre_attn_scalar=168,
+            rope_scaling=dict(factor=8.0, rope_type="linear"), sliding_window=1024,
+        ),
+        vision_config=dict(
+            hidden_size=1152, image_size=896, intermediate_size=4304, model_type="siglip_vision_model",
+            num_attention_heads=16, num_hidden_layers=27, patch_size=14, vision_use_head=False,
+        ),
+    ),
+    # allenai/Olmo-3-1025-7B.
+    "olmo-3-7b": dict(
+        architectures=["Olmo3ForCausalLM"], model_type="olmo3", attention_bias=False, attention_dropout=0.0,
+        hidden_act="silu", hidden_size=4096, intermediate_size=11008,
+        layer_types=(["sliding_attention"] * 3 + ["full_attention"]) * 8, max_position_embeddings=65536,
+        num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=32, rms_norm_eps=1e-6,
+        rope_scaling=dict(
+            attention_factor=1.2079441541679836, beta_fast=32, beta_slow=1, factor=8.0,
+            original_max_position_embeddings=8192, rope_type="yarn",
+        ),
+        rope_theta=500000, sliding_window=4096, tie_word_embeddings=False, vocab_size=100278,
+    ),
     "mistral-7b-v0.3": dict(
         architectures=["MistralForCausalLM"], model_type="mistral", hidden_act="silu", hidden_size=4096,
         intermediate_size=14336, max_position_embeddings=32768, num_attention_heads=32, num_hidden_layers=32,

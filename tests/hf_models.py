@@ -100,7 +100,9 @@ MODELS = {
             num_experts_per_tok=2,
             intermediate_size=20,
             sliding_window=9,
-            rope_parameters=YARN | dict(truncate=False),
+            # In a head of 12 the ramp is another where its ends are rounded.
+            rope_parameters=YARN
+            | dict(rope_theta=100.0, factor=2.0, original_max_position_embeddings=32, truncate=False),
             router_aux_loss_coef=0.1,
             experts_implementation="eager",
         ),
@@ -118,9 +120,11 @@ def make_model(name, **changes):
     torch.manual_seed(7)
     model = transformers.AutoModelForCausalLM.from_config(kind(**{**SIZES, **fields, **changes})).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter_name, parameter in model.named_parameters():
+            # So large that gates are clamped, where a limit clamps them.
+            is_clamped = hasattr(model.config, "swiglu_limit") and parameter_name.endswith("gate_up_proj")
             # Around one where there is one dim: scales of norms, which biases may be too.
-            parameter.normal_(float(parameter.dim() == 1), 0.3)
+            parameter.normal_(float(parameter.dim() == 1), 1.2 if is_clamped else 0.3)
     return model
 
 

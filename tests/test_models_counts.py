@@ -21,7 +21,7 @@ from sppo_jax.models.counts import (
     num_params,
     vocabulary_params,
 )
-from sppo_jax.models.layers import ExpertsLayer
+from sppo_jax.models.layers import layer_of
 from sppo_jax.pipeline.block import Residuals
 
 MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)
@@ -57,7 +57,7 @@ QWEN3_30B = ModelConfig(
 
 
 def abstract_layer(config: ModelConfig) -> nnx.Module:
-    return nnx.eval_shape(lambda: ExpertsLayer(config, rngs=nnx.Rngs(0)))
+    return nnx.eval_shape(lambda: layer_of(config)(config, rngs=nnx.Rngs(0)))
 
 
 def test_a_layer_by_hand():
@@ -120,10 +120,18 @@ def test_experts_have_the_parameters_of_a_layer_that_is_built(name):
     assert num_active_params(MODEL) == num_params(MODEL)
 
 
-@pytest.mark.parametrize("name", EXPERTS)
-@pytest.mark.parametrize("qk_norm", [False, True])
-def test_what_a_layer_with_experts_saves_is_what_its_vjp_keeps(name, qk_norm):
-    model = replace(MODEL, qk_norm=qk_norm, compute_dtype="bfloat16", experts=ExpertsConfig(**EXPERTS[name]))
+NORMS = [
+    dict(qk_norm=False),
+    dict(qk_norm=True),
+    dict(norms="behind", qk_norm=True, qk_norm_over_heads=True),
+    dict(norms="both", unit_norm=True, query_scale=0.3, mlp="geglu"),
+]
+
+
+@pytest.mark.parametrize("name", [*EXPERTS, "no experts"])
+@pytest.mark.parametrize("norms", NORMS, ids=str)
+def test_what_a_layer_saves_is_what_its_vjp_keeps(name, norms):
+    model = replace(MODEL, compute_dtype="bfloat16", experts=ExpertsConfig(**EXPERTS.get(name, {})), **norms)
     graphdef, params, others = nnx.split(abstract_layer(model), nnx.Param, ...)
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16 if x.ndim > 1 else x.dtype), params)
 
@@ -135,14 +143,14 @@ def test_what_a_layer_with_experts_saves_is_what_its_vjp_keeps(name, qk_norm):
         return lambda *primals: jax.vjp(jax.checkpoint(call, policy=policy, prevent_cse=False), *primals)
 
     tokens, x, out = 5, *(jax.ShapeDtypeStruct((5, *dims), jnp.bfloat16) for dims in [(8,), (4, 2)])
-    choices = jnp.zeros((tokens, model.experts.chosen), jnp.int16)
+    choices = [jnp.zeros((tokens, model.experts.chosen), jnp.int16)] if model.experts.count else []
     before = Residuals.of(vjp("before_attention", jnp.arange(tokens)), params, x)
-    after = Residuals.of(vjp("after_attention", choices), params, x, out)
+    after = Residuals.of(vjp("after_attention", *choices), params, x, out)
     saved = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in (*before.shapes, *after.shapes))
     layer = layer_costs(model)
     queries = 4 * 2
     assert saved == tokens * (2 * (layer.rest_elements - queries) + 4 * layer.rest_sums)
-    assert layer.choices == model.experts.chosen
+    assert layer.choices == (model.experts.chosen if model.experts.count else 0)
 
 
 def test_gpt_oss_has_the_parameters_that_its_authors_count():

@@ -28,6 +28,17 @@ VARIANTS = {
     "llama": {},
     "qwen2": {"qkv_bias": True, "tied_embeddings": True},
     "qwen3": {"qk_norm": True, "head_dim": 10},
+    "gemma3": {
+        "norms": "both",
+        "unit_norm": True,
+        "mlp": "geglu",
+        "qk_norm": True,
+        "embedding_scale": 24**0.5,
+        "query_scale": 0.2,
+        "logit_cap": 3.0,
+        "tied_embeddings": True,
+    },
+    "olmo3": {"norms": "behind", "qk_norm": True, "qk_norm_over_heads": True},
     "gpt": {
         "mlp": "gelu",
         "num_kv_heads": 4,
@@ -52,8 +63,20 @@ def randomized(model, seed=0):
     return model
 
 
-def numpy_norm(x, scale, eps):
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * scale
+def numpy_norm(x, norm, config):
+    scale = norm["scale"] + (1 if config.unit_norm else 0)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + config.norm_eps) * scale
+
+
+def numpy_heads_norm(x, norm, config):
+    """Normalizes heads, each by itself or all of a token as one."""
+    if not config.qk_norm_over_heads:
+        return numpy_norm(x, norm, config)
+    return numpy_norm(x.reshape(len(x), -1), norm, config).reshape(x.shape)
+
+
+def numpy_gelu(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
 def numpy_rotate(x, positions, config):
@@ -65,39 +88,44 @@ def numpy_rotate(x, positions, config):
 
 
 def numpy_layer(x, p, positions, documents, config):
-    h = numpy_norm(x, p["attention_norm"]["scale"], config.norm_eps)
+    h = x if config.norms == "behind" else numpy_norm(x, p["attention_norm"], config)
     q, k, v = (np.tensordot(h, p[name], 1) for name in ("query", "key", "value"))
     if config.qkv_bias:
         q, k, v = q + p["query_bias"], k + p["key_bias"], v + p["value_bias"]
     if config.qk_norm:
-        q = numpy_norm(q, p["query_norm"]["scale"], config.norm_eps)
-        k = numpy_norm(k, p["key_norm"]["scale"], config.norm_eps)
+        q, k = numpy_heads_norm(q, p["query_norm"], config), numpy_heads_norm(k, p["key_norm"], config)
     q, k = numpy_rotate(q, positions, config), numpy_rotate(k, positions, config)
     visible = (documents[:, None] == documents) & (np.arange(len(x))[:, None] >= np.arange(len(x)))
-    out = np.zeros_like(q)
+    out, scale = np.zeros_like(q), config.query_scale or 1 / np.sqrt(config.head_dim)
     for head in range(config.num_heads):
         kv_head = head // (config.num_heads // config.num_kv_heads)
-        score = np.where(visible, q[:, head] @ k[:, kv_head].T / np.sqrt(config.head_dim), -np.inf)
+        score = np.where(visible, scale * q[:, head] @ k[:, kv_head].T, -np.inf)
         weight = np.exp(score - score.max(-1, keepdims=True))
         out[:, head] = weight / weight.sum(-1, keepdims=True) @ v[:, kv_head]
-    x = x + np.tensordot(out, p["output"], 2) + (p["output_bias"] if config.output_bias else 0)
-    h = numpy_norm(x, p["mlp_norm"]["scale"], config.norm_eps)
+    attended = np.tensordot(out, p["output"], 2) + (p["output_bias"] if config.output_bias else 0)
+    x = x + (attended if config.norms == "before" else numpy_norm(attended, p["attention_out_norm"], config))
+    y = numpy_mlp(x if config.norms == "behind" else numpy_norm(x, p["mlp_norm"], config), p, config)
+    return x + (y if config.norms == "before" else numpy_norm(y, p["mlp_out_norm"], config))
+
+
+def numpy_mlp(h, p, config):
     up = h @ p["up"]
-    if config.mlp == "swiglu":
-        gate = h @ p["gate"]
-        return x + (gate / (1 + np.exp(-gate)) * up) @ p["down"]
-    return x + (0.5 * up * (1 + np.tanh(np.sqrt(2 / np.pi) * (up + 0.044715 * up**3)))) @ p["down"]
+    if config.mlp == "gelu":
+        return numpy_gelu(up) @ p["down"]
+    gate = h @ p["gate"]
+    return ((numpy_gelu(gate) if config.mlp == "geglu" else gate / (1 + np.exp(-gate))) * up) @ p["down"]
 
 
 def numpy_logits(model, tokens, positions, documents):
     p = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), p)
-    x = p["embedding"][tokens]
+    x = p["embedding"][tokens] * model.config.embedding_scale
     for index in range(model.config.num_layers):
         layer = jax.tree.map(lambda leaf, index=index: leaf[index], p["layers"])
         x = numpy_layer(x, layer, positions, documents, model.config)
-    x = numpy_norm(x, p["final_norm"]["scale"], model.config.norm_eps)
-    return x @ (p["embedding"].T if model.config.tied_embeddings else p["head"])
+    logits = numpy_norm(x, p["final_norm"], model.config) @ (p["embedding"].T if model.head is None else p["head"])
+    cap = model.config.logit_cap
+    return cap * np.tanh(logits / cap) if cap else logits
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -153,6 +181,35 @@ def test_layers_start_different_and_residual_projections_small():
     assert np.std(layers.up[...]) == pytest.approx(0.02, rel=0.05)
     for residual in (layers.output, layers.down):
         assert np.std(residual[...]) == pytest.approx(0.02 / np.sqrt(8), rel=0.05)
+
+
+def test_norms_of_one_plus_a_scale_start_at_the_same_norm():
+    params = [nnx.state(Decoder(make_config(unit_norm=unit), rngs=nnx.Rngs(0)), nnx.Param) for unit in (False, True)]
+    for path, scale in jax.tree_util.tree_leaves_with_path(params[1]):
+        if "scale" in jax.tree_util.keystr(path):
+            assert not np.any(scale)
+    tokens = jnp.arange(6, dtype=jnp.int32)[None]
+    models = [Decoder(make_config(unit_norm=unit), rngs=nnx.Rngs(0)) for unit in (False, True)]
+    np.testing.assert_array_equal(models[0](tokens), models[1](tokens))
+
+
+def test_the_scale_of_embeddings_is_rounded_to_their_dtype():
+    """As transformers does: 3072 ** 0.5, which is 55.43, becomes 55.5."""
+    model = Decoder(make_config(compute_dtype="bfloat16", embedding_scale=3072**0.5), rngs=nnx.Rngs(0))
+    model.embedding[...] = jnp.ones_like(model.embedding[...])
+    model.layers.output[...], model.layers.down[...] = (
+        jnp.zeros_like(x[...]) for x in (model.layers.output, model.layers.down)
+    )
+    tokens = jnp.zeros((1, 2), jnp.int32)
+    assert np.unique(np.float32(model.hidden_states(tokens, tokens, tokens))) == [55.5]
+
+
+@pytest.mark.parametrize("name", ["gemma3", "olmo3"])
+@pytest.mark.parametrize("experts", [{}, {"count": 3, "size": 8, "chosen": 2}])
+def test_other_norms_are_counted(name, experts):
+    config = make_config(**VARIANTS[name], experts=experts)
+    params = nnx.state(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(params=0))), nnx.Param)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == num_params(config)
 
 
 def test_sinks_are_a_number_for_each_head_and_do_not_decay():

@@ -54,15 +54,14 @@ def test_kinds_of_one_shape_share_a_stack_in_the_order_of_the_model():
     of_kinds = stacks_of(model.layers)
     assert {kind: layers.mixer.window for kind, layers in of_kinds.items()} == {"local": 8, "full": 0, "wide": 0}
     assert of_kinds["local"].config.rope.theta == 50.0 != of_kinds["full"].config.rope.theta
-    seen = []
+    seen: list = []
+
+    def body(kind, carry, x):
+        jax.debug.callback(lambda x: seen.append((kind, int(x))), x, ordered=True)
+        return carry, x
+
     stacks = {"local+full": jnp.arange(4), "wide": jnp.arange(4, 6)}
-    scan_layers(
-        model.config.kind_names,
-        stacks,
-        stack_names(model.layers),
-        lambda kind, carry, x: (jax.debug.callback(lambda x: seen.append((kind, int(x))), x, ordered=True), carry)[::-1],
-        0,
-    )
+    scan_layers(model.config.kind_names, stacks, stack_names(model.layers), body, 0)
     jax.effects_barrier()
     assert seen == [("local", 0), ("full", 1), ("wide", 4), ("local", 2), ("full", 3), ("wide", 5)]
 

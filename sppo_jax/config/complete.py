@@ -14,7 +14,10 @@ from sppo_jax.config.section import ConfigError
 from sppo_jax.paths import local_path
 
 # Settings of a section that runs from before do not have.
-_NEWER = {"fraction", "sinks", "output_bias", "truncate"}
+_NEWER = {
+    *("fraction", "sinks", "output_bias", "truncate", "norms", "unit_norm", "qk_norm_over_heads"),
+    *("embedding_scale", "query_scale", "logit_cap"),
+}
 # Fields that the weights decide, and that a complete config may be without.
 _LAYERS = ("layers", "kinds")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from sppo_jax.config.hf_experts import DEQUANTIZE, experts_from_hf
+from sppo_jax.config.hf_gemma import language_config, scales_from_hf
 from sppo_jax.config.hf_layers import DENSE, layers_from_hf, windows_from_hf
-from sppo_jax.config.hf_rope import rope_from_hf
+from sppo_jax.config.hf_rope import ropes_from_hf
 from sppo_jax.files import parse_json
 
 CONFIG = "config.json"
@@ -23,7 +24,11 @@ class Family:
         architecture: the name of the class in transformers.
         qkv_bias: whether queries, keys and values have biases.
         output_bias: whether the attention output projection has a bias.
-        qk_norm: whether queries and keys are normalised head by head.
+        qk_norm: whether queries and keys are normalised.
+        qk_norm_over_heads: whether over all heads together; else head by head.
+        norms: where a layer normalises.
+        unit_norm: whether norms multiply by 1 + scale.
+        mlp: kind of MLP.
         sinks: whether each query head has a sink.
         num_kv_heads: heads of keys and values if the key is left out; 0: as many as query heads.
         head_dim: elements of a head if the key is left out; 0: the hidden size divided by the heads.
@@ -31,9 +36,12 @@ class Family:
         sliding_window: attention span in tokens if the key is left out; 0: the whole sequence.
         fused_experts: where one tensor holds the gates and ups of all experts of a layer, how they share a dim of the
             tensor; "" where the family has no experts.
+        sizes: sizes, by their keys, that may be left out.
         tied_embeddings: whether the head is the embedding if the key is left out.
         norm_eps: term of RMSNorm if the key is left out.
         rope_theta: base of the rotation frequencies if the key is left out.
+        local_theta: base of windowed layers if the key is left out, where rotary settings are by layer type; 0: all
+            layers rotate alike.
         rope: rotary settings if the file has no section of them; None: those of an unscaled rotation.
     """
 
@@ -41,15 +49,21 @@ class Family:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    qk_norm_over_heads: bool = False
+    norms: Literal["before", "behind", "both"] = "before"
+    unit_norm: bool = False
+    mlp: Literal["swiglu", "geglu"] = "swiglu"
     sinks: bool = False
     num_kv_heads: int = 0
     head_dim: int = 0
     max_length: int
     sliding_window: int = 0
     fused_experts: Literal["", "halves", "interleaved"] = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
     tied_embeddings: bool = False
     norm_eps: float = 1e-6
     rope_theta: float = 10000.0
+    local_theta: float = 0.0
     rope: Mapping[str, Any] | None = None
 
 
@@ -66,6 +80,18 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "smollm3": Family(
         architecture="SmolLM3ForCausalLM", num_kv_heads=4, max_length=32768, tied_embeddings=True, rope_theta=2e6
+    ),
+    "gemma3_text": Family(
+        architecture="Gemma3ForCausalLM", qk_norm=True, norms="both", unit_norm=True, mlp="geglu", num_kv_heads=4,
+        head_dim=256, max_length=131072, sliding_window=4096, tied_embeddings=True, rope_theta=1e6, local_theta=1e4,
+        sizes={
+            "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+        },
+    ),
+    "olmo3": Family(
+        architecture="Olmo3ForCausalLM", qk_norm=True, qk_norm_over_heads=True, norms="behind", max_length=2048,
+        sliding_window=4096, norm_eps=1e-5, rope_theta=5e5, local_theta=5e5,
     ),
     "gpt_oss": Family(
         architecture="GptOssForCausalLM", qkv_bias=True, output_bias=True, sinks=True, num_kv_heads=8, head_dim=64,
@@ -89,11 +115,17 @@ WEIGHT_FIELDS = (
     "head_dim",
     "mlp_size",
     "mlp",
+    "norms",
+    "unit_norm",
     "qk_norm",
+    "qk_norm_over_heads",
     "qkv_bias",
     "output_bias",
     "sinks",
     "tied_embeddings",
+    "embedding_scale",
+    "query_scale",
+    "logit_cap",
 )
 FREE_FIELDS = ("norm_eps", "sliding_window", "rope")
 # Files of peft, which transformers looks for beside the weights.
@@ -101,7 +133,7 @@ _ADAPTERS = ("adapter_config.json", "adapter_model*")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Reads a folder's config.json.
+    """Reads a folder's config.json, of a multimodal model that of its language model.
 
     Raises:
         ValueError: the file is missing, or does not hold a JSON object.
@@ -120,7 +152,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(config, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(config).__name__}; download the file again")
-    return config
+    return language_config(config)
 
 
 def read_shape(folder: Path) -> dict[str, Any]:
@@ -181,9 +213,11 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         KeyError: a size is missing.
     """
     family = _family(config)
+    config = {**family.sizes, **config, "head_dim": config.get("head_dim") or family.head_dim or None}
     _check_representable(config)
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     windows = windows_from_hf(config, family.sliding_window)
+    ropes = ropes_from_hf(config, _num_positions(config, family), family.rope_theta, family.rope, family.local_theta)
     kv_heads = config.get("num_key_value_heads", family.num_kv_heads) or heads
     return {
         "vocab_size": config["vocab_size"],
@@ -191,20 +225,24 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "num_layers": config["num_hidden_layers"],
         "num_heads": heads,
         "num_kv_heads": kv_heads,
-        "head_dim": config.get("head_dim") or family.head_dim or hidden // heads,
-        **(layers := layers_from_hf(config, windows)),
+        "head_dim": config["head_dim"] or hidden // heads,
+        **(layers := layers_from_hf(config, windows, ropes["sliding_attention"] if family.local_theta else None)),
         # Of a model whose layers all have experts no layer has this size.
         "mlp_size": 0 if family.fused_experts and DENSE not in layers["kinds"] else config["intermediate_size"],
-        "mlp": "swiglu",
+        "mlp": family.mlp,
         "experts": experts_from_hf(config) if family.fused_experts else {"count": 0},
+        "norms": family.norms,
+        "unit_norm": family.unit_norm,
         "qk_norm": family.qk_norm,
+        "qk_norm_over_heads": family.qk_norm_over_heads,
         "qkv_bias": family.qkv_bias,
         "output_bias": family.output_bias,
         "sinks": family.sinks,
         "tied_embeddings": bool(config.get("tie_word_embeddings", family.tied_embeddings)),
+        **scales_from_hf(config),
         "norm_eps": config.get("rms_norm_eps", family.norm_eps),
         "sliding_window": windows[0] if len(set(windows)) == 1 else 0,
-        "rope": rope_from_hf(config, _num_positions(config, family), family.rope_theta, family.rope),
+        "rope": ropes["sliding_attention" if all(windows) else "full_attention"],
     }
 
 
@@ -224,6 +262,9 @@ def _family(config: Mapping[str, Any]) -> Family:
     return family
 
 
+_SILU = ("hidden_act", ("silu", "swish"))
+
+
 def _check_representable(config: Mapping[str, Any]) -> None:
     """Refuses, by name, settings that the decoder does not support."""
     family = FAMILIES[config["model_type"]]
@@ -237,9 +278,9 @@ def _check_representable(config: Mapping[str, Any]) -> None:
     for name in biases:
         if config.get(name):
             raise ValueError(f"{name} must be false, got {config[name]}; choose a model without these biases")
-    activation = config.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise ValueError(f"hidden_act must be silu, got {activation!r}; choose a model with silu")
+    key, names = ("hidden_activation", ("gelu_pytorch_tanh",)) if family.mlp == "geglu" else _SILU
+    if config.get(key, names[0]) not in names:
+        raise ValueError(f"{key} must be {names[0]}, got {config[key]!r}; choose a model with {names[0]}")
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
         fix = DEQUANTIZE if method == "mxfp4" else "convert the unquantized model"

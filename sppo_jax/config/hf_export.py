@@ -8,8 +8,9 @@ from typing import Any
 
 from sppo_jax.config.hf_config import FAMILIES, Family
 from sppo_jax.config.hf_experts import KEYS, experts_to_hf
+from sppo_jax.config.hf_gemma import GEMMA, scales_to_hf
 from sppo_jax.config.hf_layers import KEYS as KEYS_OF_LAYERS
-from sppo_jax.config.hf_rope import rope_to_hf, scaled_length
+from sppo_jax.config.hf_rope import rope_to_hf, ropes_to_hf, scaled_length
 from sppo_jax.config.model import ModelConfig
 
 
@@ -40,12 +41,13 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
         "num_key_value_heads": model.num_kv_heads,
         "head_dim": model.head_dim,
         "intermediate_size": model.mlp_size,
-        "hidden_act": "silu",
+        **({"hidden_activation": "gelu_pytorch_tanh"} if kind == GEMMA else {"hidden_act": "silu"}),
         "tie_word_embeddings": model.tied_embeddings,
         "rms_norm_eps": model.norm_eps,
         "max_position_embeddings": max_length or FAMILIES[kind].max_length,
         "torch_dtype": dtype,
-        **rope_to_hf(model.rope),
+        **_ropes_to_hf(model, kind),
+        **scales_to_hf(model, kind),
         **experts,
         **_layers_to_hf(model, kind),
     }
@@ -70,11 +72,14 @@ _NOT_KEPT = (
     *KEYS_OF_LAYERS,
     "_name_or_path",
     "dtype",
+    "hidden_act",
+    "hidden_activation",
     "mlp_bias",
     "attention_bias",
     "max_window_layers",
     "original_max_position_embeddings",
     "quantization_config",
+    "rope_local_base_freq",
     "rope_type",
     "sliding_window",
     "transformers_version",
@@ -83,28 +88,32 @@ _NOT_KEPT = (
 
 
 # Parts of a layer that all layers of a family have, or none.
-_PARTS = ("qkv_bias", "output_bias", "qk_norm", "sinks")
+_PARTS = ("qkv_bias", "output_bias", "qk_norm", "qk_norm_over_heads", "unit_norm", "sinks")
 
 
 def _parts(owner: ModelConfig | Family) -> tuple[str, ...]:
-    return tuple(name for name in _PARTS if getattr(owner, name))
+    norms = [] if owner.norms == "before" else [f"norms={owner.norms}"]
+    return (*(name for name in _PARTS if getattr(owner, name)), *norms)
 
 
 def _family_name(model: ModelConfig, preferred: str | None) -> str:
     """Returns a family that has this model: the preferred family if possible."""
     has_experts = model.experts.count > 0
-    if model.mlp != "swiglu" and not has_experts:
-        raise ValueError(
-            f"a Hugging Face model must have model.mlp=swiglu, got {model.mlp}; export only models with swiglu"
-        )
     alike = {name: family for name, family in FAMILIES.items() if bool(family.fused_experts) == has_experts}
     possible = [name for name, family in alike.items() if _parts(family) == _parts(model)]
+    mlps = {FAMILIES[name].mlp for name in possible}
+    if mlps and model.mlp not in mlps and not has_experts:
+        raise ValueError(
+            f"a Hugging Face model of type {possible[0]} must have model.mlp={mlps.pop()}, got {model.mlp}; export "
+            "only models with this MLP"
+        )
     if not possible:
         of_families = dict.fromkeys(f"{', '.join(_parts(family)) or 'none'}" for family in alike.values())
         raise ValueError(
             f"a Hugging Face model {'with' if has_experts else 'without'} experts must have, of "
-            f"{', '.join(f'model.{name}' for name in _PARTS)}, those of a family ({'; or '.join(of_families)}), got "
-            f"{', '.join(_parts(model)) or 'none'}; export only models of such a family"
+            f"{', '.join(f'model.{name}' for name in (*_PARTS, 'norms'))}, those of a family "
+            f"({'; or '.join(of_families)}), got {', '.join(_parts(model)) or 'none'}; export only models of such a "
+            "family"
         )
     # transformers refuses a Llama whose heads do not divide the hidden size, and a Llama has no sliding window.
     if model.hidden_size % model.num_heads or model.sliding_window:
@@ -127,7 +136,7 @@ def _layers_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
         return {"no_rope_layers": rotates}
     windows = [model.of_kind(name).sliding_window for name in model.kind_names]
     kinds = ["sliding_attention" if window else "full_attention" for window in windows]
-    if family == "gpt_oss":
+    if family == "gpt_oss" or FAMILIES[family].local_theta:
         return {"sliding_window": max(windows) or FAMILIES[family].sliding_window, "layer_types": kinds}
     if len(set(windows)) > 1:
         return {"use_sliding_window": True, "sliding_window": max(windows), "layer_types": kinds}
@@ -135,6 +144,19 @@ def _layers_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
         dense = [number for number, name in enumerate(model.kind_names) if not model.of_kind(name).experts.count]
         return {"mlp_only_layers": dense, "decoder_sparse_step": 1}
     return {}
+
+
+# What layers with a window may have in place of the model's settings.
+_OF_WINDOWS = ("sliding_window", "rope")
+
+
+def _ropes_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
+    """Writes the rotary settings of a config.json, by layer type if the family has them so."""
+    if not FAMILIES[family].local_theta:
+        return rope_to_hf(model.rope)
+    kinds = [model.of_kind(name) for name in dict.fromkeys(model.kind_names)]
+    local = next((kind.rope for kind in kinds if kind.sliding_window), model.rope)
+    return ropes_to_hf(model.rope, local, has_local_theta=family == GEMMA)
 
 
 def _family_of_kinds(model: ModelConfig, preferred: str | None) -> str | None:
@@ -151,9 +173,10 @@ def _family_of_kinds(model: ModelConfig, preferred: str | None) -> str | None:
         return "smollm3"
     if all(_is(kind, "experts", {"count": 0}) for kind in changed) and model.experts.count:
         return "qwen3_moe"
-    if not model.sliding_window and len(changed) == 1 and set(changed[0]) == {"sliding_window"}:
-        family = _family_name(replace(model, **changed[0]), preferred)
-        if family in ("qwen2", "qwen3", "gpt_oss"):
+    if not model.sliding_window and len(changed) == 1 and {"sliding_window"} <= set(changed[0]) <= {*_OF_WINDOWS}:
+        window = changed[0]["sliding_window"]
+        family = _family_name(replace(model, layers=None, kinds={}, sliding_window=window), preferred)
+        if FAMILIES[family].local_theta or family in ("qwen2", "qwen3", "gpt_oss") and len(changed[0]) == 1:
             return family
     raise ValueError(
         "a Hugging Face model must have kinds of layers that a family has (rope.fraction=0, experts.count=0, or one "

@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sppo_jax.config.hf_rope import used_settings
 from sppo_jax.config.kinds import FULL, layers_text
 
 # Layers without rotation, layers with an MLP among those with experts, and layers with a window among others.
 UNROTATED, DENSE, WINDOWED = "unrotated", "dense", "local"
 # Keys that an export writes.
-KEYS = ("no_rope_layers", "no_rope_layer_interval", "layer_types", "mlp_only_layers", "decoder_sparse_step")
+KEYS = (
+    *("no_rope_layers", "no_rope_layer_interval", "layer_types", "mlp_only_layers", "decoder_sparse_step"),
+    *("sliding_window_pattern", "_sliding_window_pattern"),
+)
 
 
-def layers_from_hf(config: Mapping[str, Any], windows: Sequence[int]) -> dict[str, Any]:
+def layers_from_hf(config: Mapping[str, Any], windows: Sequence[int], rope: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns the `ModelConfig` fields `layers` and `kinds`: null and none where all layers are alike.
 
     Args:
         config: content of the config.json.
         windows: of each layer, from `windows_from_hf`.
+        rope: `RopeConfig` fields of layers with a window; None: those of all layers.
 
     Raises:
         ValueError: a key is of another length than the model, or layers differ in two ways.
@@ -43,7 +48,7 @@ def layers_from_hf(config: Mapping[str, Any], windows: Sequence[int]) -> dict[st
                 f"{', '.join(sorted(set(names) - {FULL}))}; choose another model"
             )
         names = [WINDOWED if window else FULL for window in windows]
-        kinds[WINDOWED] = {"sliding_window": max(windows)}
+        kinds[WINDOWED] = {"sliding_window": max(windows)} | ({} if rope is None else {"rope": used_settings(rope)})
     used = {name: kind for name, kind in kinds.items() if name in names}
     return {"layers": layers_text(names), "kinds": used} if used else {"layers": None, "kinds": {}}
 
@@ -62,8 +67,10 @@ def windows_from_hf(config: Mapping[str, Any], default: int) -> list[int]:
     kinds, family = config.get("layer_types"), config["model_type"]
     if family == "llama":
         return [0] * count
-    if family == "gpt_oss" and kinds is None:
-        kinds = ["full_attention" if number % 2 else "sliding_attention" for number in range(count)]
+    if kinds is None and (every := _whole_every(config)):
+        kinds = ["sliding_attention" if (number + 1) % every else "full_attention" for number in range(count)]
+    if not window and family in ("gemma3_text", "olmo3") and "sliding_attention" in (kinds or ()):
+        raise ValueError(f"sliding_window must be at least 1 in a {family}, got {window}; correct the key")
     if kinds is not None:
         unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
         if unknown:
@@ -81,6 +88,12 @@ def windows_from_hf(config: Mapping[str, Any], default: int) -> list[int]:
         return [0 if rotates else window for rotates in _rotations(config)]
     first = 0 if family == "qwen3_moe" else config.get("max_window_layers", 28)
     return [window if number >= first else 0 for number in range(count)]
+
+
+def _whole_every(config: Mapping[str, Any]) -> int:
+    """Returns which layers see the whole sequence in a family that mixes layers: every so many; 0: in no such way."""
+    of_family = {"gpt_oss": 2, "olmo3": 4, "gemma3_text": config.get("sliding_window_pattern", 6)}
+    return of_family.get(config["model_type"], 0)
 
 
 def _rotations(config: Mapping[str, Any]) -> list[bool]:

@@ -45,6 +45,54 @@ _USED = {
 }
 
 
+def ropes_from_hf(
+    config: Mapping[str, Any],
+    max_length: int,
+    theta: float,
+    section: Mapping[str, Any] | None,
+    local_theta: float,
+) -> dict[str, dict[str, Any]]:
+    """Reads the rotary settings of a config.json by layer type.
+
+    Args:
+        config: the content of the config.json.
+        max_length: the `max_position_embeddings` of the config.json, in tokens.
+        theta: base of the frequencies if the key is left out.
+        section: as in `rope_from_hf`.
+        local_theta: base of windowed layers if the key is left out, in a family with rotary settings by layer type; 0:
+            in the family all layers rotate alike.
+
+    Returns:
+        What `rope_from_hf` returns, for each layer type.
+
+    Raises:
+        ValueError: as `rope_from_hf`; or settings are for all layers that are by layer type in the family.
+    """
+    if not local_theta:
+        return dict.fromkeys(_LAYER_KINDS, rope_from_hf(config, max_length, theta, section))
+    everywhere = set(config.get("rope_parameters") or {}) - set(_LAYER_KINDS)
+    if everywhere:
+        raise ValueError(
+            f"rope_parameters must have settings for {' and '.join(_LAYER_KINDS)} in a {config['model_type']}, got "
+            f"{sorted(everywhere)[0]} for all layers, which transformers does not read; write it for each layer type"
+        )
+    full, local = _LAYER_KINDS
+    # As transformers does: what is not by layer type is for layers without a window.
+    places = ((place, config.get(place) or {}) for place in ("rope_parameters", "rope_scaling"))
+    own: dict[str, Any] = {place: {local: settings[local]} for place, settings in places if local in settings}
+    own |= {"rope_theta": config.get("rope_local_base_freq"), "layer_types": [local]}
+    part = {"partial_rotary_factor": config.get("partial_rotary_factor")}
+    return {
+        full: rope_from_hf({**config, "layer_types": [full]}, max_length, theta),
+        local: rope_from_hf(own | part, max_length, local_theta),
+    }
+
+
+def used_settings(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `RopeConfig` fields that a rotation depends on."""
+    return {name: rope[name] for name in dict.fromkeys(("theta", "scaling", "factor", *_USED[rope["scaling"]]))}
+
+
 def rope_from_hf(
     config: Mapping[str, Any], max_length: int, theta: float = 10000.0, section: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -196,6 +244,19 @@ def rope_to_hf(rope: RopeConfig) -> dict[str, Any]:
         "rope_theta": rope.theta,
         "rope_scaling": scaling if rope.scaling != "none" else None,
     }
+
+
+def ropes_to_hf(full: RopeConfig, local: RopeConfig, *, has_local_theta: bool) -> dict[str, Any]:
+    """Returns rotary settings by layer type in the new place, and in the old places what these have room for.
+
+    Args:
+        full: of layers without a window.
+        local: of layers with a window.
+        has_local_theta: whether the family has a key for the base of the latter.
+    """
+    keys, own = rope_to_hf(full), rope_to_hf(local)
+    by_type = dict(zip(_LAYER_KINDS, (keys["rope_parameters"], own["rope_parameters"]), strict=True))
+    return {**keys, "rope_parameters": by_type, **({"rope_local_base_freq": local.theta} if has_local_theta else {})}
 
 
 def scaled_length(rope: RopeConfig) -> int:

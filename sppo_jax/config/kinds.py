@@ -30,9 +30,13 @@ class KindConfig(Section):
         head_dim: elements of a head, as `model.head_dim`.
         mlp_size: elements of the hidden layer of the MLP, as `model.mlp_size`.
         mlp: kind of MLP, as `model.mlp`.
+        norms: where a layer normalizes, as `model.norms`.
+        unit_norm: whether norms of a layer multiply by 1 + scale.
         qk_norm: whether queries and keys are normalized in each head.
+        qk_norm_over_heads: whether the norm of queries and keys is over all heads together.
         qkv_bias: whether the projections to queries, keys and values have biases.
         output_bias: whether the projection of the attention output has a bias.
+        query_scale: number by which the products of queries and keys are multiplied, as `model.query_scale`.
         sliding_window: number of tokens that a token attends to, as `model.sliding_window`.
         sinks: whether each query head has a sink.
         rope: settings of `model.rope` that the kind replaces, each by its name.
@@ -44,10 +48,14 @@ class KindConfig(Section):
     num_kv_heads: int | None = None
     head_dim: int | None = None
     mlp_size: int | None = None
-    mlp: Literal["swiglu", "gelu"] | None = None
+    mlp: Literal["swiglu", "geglu", "gelu"] | None = None
+    norms: Literal["before", "behind", "both"] | None = None
+    unit_norm: bool | None = None
     qk_norm: bool | None = None
+    qk_norm_over_heads: bool | None = None
     qkv_bias: bool | None = None
     output_bias: bool | None = None
+    query_scale: float | None = None
     sliding_window: int | None = None
     sinks: bool | None = None
     rope: Settings | None = None

@@ -35,12 +35,19 @@ class ModelConfig(Section):
         head_dim: elements of a head; an even number up to 10000000, or 0: `model.hidden_size / model.num_heads`.
         mlp_size: elements of the hidden layer of the MLP; 1 to 10000000; not used where `model.experts.count` is
             above 0.
-        mlp: kind of MLP: "swiglu" has a gate, "gelu" has none.
+        mlp: kind of MLP: "swiglu" and "geglu" have a gate with SiLU or GELU, "gelu" has none.
         experts: mixture of experts in place of the MLP.
+        norms: where a layer normalizes: "before" attention and MLP, "behind" them, or "both", which are four norms.
+        unit_norm: whether norms multiply by 1 + scale, with scales that start at 0; true or false.
         qk_norm: whether queries and keys are normalized in each head; true or false.
+        qk_norm_over_heads: whether the norm of `model.qk_norm` is over all heads together; true or false.
         qkv_bias: whether the projections to queries, keys and values have biases; true or false.
         output_bias: whether the projection of the attention output has a bias; true or false.
         tied_embeddings: whether the output head is the embedding matrix; true or false.
+        embedding_scale: number by which the embedding of a token is multiplied, rounded to the compute dtype; above 0.
+        query_scale: number by which the products of queries and keys are multiplied; at least 0, and 0 is one over the
+            root of `model.head_dim`.
+        logit_cap: number beyond which logits do not go, as `cap tanh(logit / cap)`; at least 0, and 0 is no cap.
         norm_eps: term that RMSNorm adds to the mean square; at least 0.
         rope: rotary position embedding.
         sliding_window: number of tokens that a token attends to, itself and those before it in its document; at least
@@ -69,12 +76,18 @@ class ModelConfig(Section):
     num_kv_heads: int = 0
     head_dim: int = 0
     mlp_size: int = 0
-    mlp: Literal["swiglu", "gelu"] = "swiglu"
+    mlp: Literal["swiglu", "geglu", "gelu"] = "swiglu"
     experts: ExpertsConfig = field(default_factory=ExpertsConfig)
+    norms: Literal["before", "behind", "both"] = "before"
+    unit_norm: bool = False
     qk_norm: bool = False
+    qk_norm_over_heads: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     tied_embeddings: bool = False
+    embedding_scale: float = 1.0
+    query_scale: float = 0.0
+    logit_cap: float = 0.0
     norm_eps: float = 1e-5
     rope: RopeConfig = field(default_factory=RopeConfig)
     sliding_window: int = 0
@@ -154,11 +167,21 @@ class ModelConfig(Section):
         self._at_least(1, "vocab_size", "hidden_size", "num_layers", "num_heads")
         self._complete_mlp()
         self._at_least(0, "num_kv_heads", "head_dim", "mlp_size", "norm_eps", "init_scale", "sliding_window")
+        self._at_least(0, "query_scale", "logit_cap")
         # No model is larger, and products of these sizes fit the integers of jax.
         self._at_most(10**7, "vocab_size", "hidden_size", "num_heads", "head_dim", "mlp_size")
         self._at_most(10**4, "num_layers")
         if self.dropout != 0:
             raise ConfigError(f"model.dropout must be 0 (there is no dropout), got {self.dropout}; remove it")
+        if self.embedding_scale <= 0:
+            raise ConfigError(
+                f"model.embedding_scale must be above 0, got {self.embedding_scale}; use 1 for embeddings as they are"
+            )
+        if self.qk_norm_over_heads and not self.qk_norm:
+            raise ConfigError(
+                "model.qk_norm_over_heads must have model.qk_norm=true, got true without; set model.qk_norm, or remove "
+                "model.qk_norm_over_heads"
+            )
         if not self.num_kv_heads:
             object.__setattr__(self, "num_kv_heads", self.num_heads)
         if self.num_heads % self.num_kv_heads:
@@ -210,13 +233,11 @@ def _of_kind(model: ModelConfig, name: str) -> ModelConfig:
     return dataclasses.replace(model, layers=None, kinds={}, **given)
 
 
-# What no parameter's shape depends on.
-_SHAPELESS = {"sliding_window": 0, "rope": RopeConfig()}
-
-
 @lru_cache(maxsize=256)
 def _stacks(model: ModelConfig) -> dict[str, tuple[str, ...]]:
     alike: dict[ModelConfig, list[str]] = {}
     for name in dict.fromkeys(model.kind_names):
-        alike.setdefault(dataclasses.replace(model.of_kind(name), **_SHAPELESS), []).append(name)
+        # No parameter's shape depends on these two.
+        shape = dataclasses.replace(model.of_kind(name), sliding_window=0, rope=RopeConfig())
+        alike.setdefault(shape, []).append(name)
     return {"+".join(kinds): tuple(kinds) for kinds in alike.values()}

@@ -69,6 +69,34 @@ def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
     }
 
 
+def _local(window: int, theta: float) -> dict[str, Any]:
+    """Returns a kind of layers with a window, whose rotation is not scaled."""
+    return {"local": {"sliding_window": window, "rope": {"theta": theta, "scaling": "none", "factor": 1.0}}}
+
+
+def _gemma3(hidden: int, layers: int, heads: int, kv_heads: int, mlp_size: int, scalar: int) -> dict[str, Any]:
+    """Returns the shape of a Gemma 3; queries are scaled by one over the root of `scalar`."""
+    rest = layers % 6
+    fields = {"vocab_size": 262208, "head_dim": 128, "mlp": "geglu", "qk_norm": True, "norms": "both",
+              "unit_norm": True, "tied_embeddings": True, "norm_eps": 1e-6}  # fmt: skip
+    return _llama(hidden, layers, heads, kv_heads, mlp_size, **fields) | {
+        "layers": f"{layers // 6}x(5xlocal,full)" + (f",{rest}xlocal" if rest else ""),
+        "kinds": _local(1024, 1e4),
+        "rope": {"theta": 1e6, "scaling": "linear", "factor": 8.0, "original_length": 131072},
+        "embedding_scale": hidden**0.5,
+        "query_scale": scalar**-0.5,
+    }
+
+
+def _olmo3(hidden: int, layers: int, heads: int, kv_heads: int, mlp_size: int) -> dict[str, Any]:
+    fields = {"vocab_size": 100278, "norm_eps": 1e-6, "norms": "behind", "qk_norm": True, "qk_norm_over_heads": True}
+    return _llama(hidden, layers, heads, kv_heads, mlp_size, **fields) | {
+        "layers": f"{layers // 4}x(3xlocal,full)",
+        "kinds": _local(4096, 5e5),
+        "rope": {"theta": 5e5, "scaling": "yarn", "factor": 8.0, "original_length": 8192},
+    }
+
+
 def _gpt(hidden: int, layers: int, heads: int) -> dict[str, Any]:
     return _llama(hidden, layers, heads, heads, 4 * hidden, vocab_size=50304, mlp="gelu", tied_embeddings=True)
 
@@ -92,6 +120,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "qwen3-32b": _qwen(5120, 64, 64, 8, 25600, head_dim=128, qk_norm=True),
         "qwen3-30b-a3b": _qwen_experts(2048, 48, 32, 768),
         "qwen3-235b-a22b": _qwen_experts(4096, 94, 64, 1536),
+        "gemma-3-27b": _gemma3(5376, 62, 32, 16, 21504, 168),
+        "olmo-3-7b": _olmo3(4096, 32, 32, 32, 11008),
         "mistral-7b-v0.3": _llama(4096, 32, 32, 8, 14336, vocab_size=32768, rope={"theta": 1000000.0}),
         "gpt-oss-20b": _gpt_oss(24, 32),
         "gpt-1.3b": _gpt(2048, 24, 16),

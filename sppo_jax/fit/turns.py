@@ -1,4 +1,4 @@
-"""How often the loops that gather weights, scatter sums, attend again, or run a pattern of layers have their one turn.
+"""How often the loops that gather weights, scatter sums, attend again or run a pattern of layers have their one turn.
 
 A program's text does not say.
 """
@@ -9,7 +9,7 @@ from sppo_jax.program.fold import of_bodies
 from sppo_jax.program.program import Program
 from sppo_jax.program.tick_rows import FLAGS, PATTERNS
 
-# The scope of the loop of each flag of a row, by which the text of a compiled program names it; a pattern's has a number.
+# The scope of the loop of each flag of a row, which the text of a compiled program has; those of patterns are numbered.
 SCOPES = {"weights.gathers": "gather_turn", "weights.scatters": "scatter_turn", "stash.attends_again": "attention_turn"}
 
 

@@ -36,7 +36,7 @@ def _mlp_matrices(model: ModelConfig) -> list[tuple[int, ...]]:
     """Returns the dims of the MLP's matrices; with experts those of the router and of the shared expert."""
     hidden, experts = model.hidden_size, model.experts
     if not experts.count:
-        return [(hidden, model.mlp_size)] * (3 if model.mlp == "swiglu" else 2)
+        return [(hidden, model.mlp_size)] * (2 if model.mlp == "gelu" else 3)
     shared = experts.shared_size
     return [(hidden, experts.count), *[(hidden, shared), (hidden, shared), (shared, hidden)] * bool(shared)]
 
@@ -50,9 +50,10 @@ def expert_arrays(model: ModelConfig) -> list[tuple[int, ...]]:
 def layer_vectors(model: ModelConfig) -> list[tuple[int, ...]]:
     """Returns the dims of a layer's norms, biases and sinks."""
     head, experts = model.head_dim, model.experts
-    vectors: list[tuple[int, ...]] = [(model.hidden_size,)] * 2
+    vectors: list[tuple[int, ...]] = [(model.hidden_size,)] * (4 if model.norms == "both" else 2)
     if model.qk_norm:
-        vectors += [(head,)] * 2
+        together = model.qk_norm_over_heads
+        vectors += [(heads * head,) for heads in ((model.num_heads, model.num_kv_heads) if together else (1, 1))]
     if model.qkv_bias:
         vectors += [(model.num_heads, head), *[(model.num_kv_heads, head)] * 2]
     if model.output_bias:
@@ -210,11 +211,12 @@ def _mean(of_kinds: list[tuple[LayerCosts, int]]) -> LayerCosts:
 
 def _mlp_products(model: ModelConfig) -> tuple[int, int]:
     """Returns the elements of a token's products in the MLP that gradients need, and those that are sums in float32."""
-    experts = model.experts
+    experts, has_norm_behind = model.experts, model.norms != "before"
     if not experts.count:
-        return (2 if model.mlp == "swiglu" else 1) * model.mlp_size, 0
+        return (1 if model.mlp == "gelu" else 2) * model.mlp_size + has_norm_behind * model.hidden_size, 0
     gated = bool(experts.shared_gate)
-    return 2 * experts.shared_size + gated * model.hidden_size, experts.count + gated
+    needs_output = gated or has_norm_behind and experts.shared_size > 0
+    return 2 * experts.shared_size + needs_output * model.hidden_size, experts.count + gated
 
 
 def chunk_pairs(start: int, tokens: float, window: int = 0) -> float:

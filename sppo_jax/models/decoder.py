@@ -15,7 +15,7 @@ from flax import nnx
 from sppo_jax.attention.dense import dense_attention
 from sppo_jax.attention.mixer import mixer_of
 from sppo_jax.dtypes import accumulator, compute_dtype
-from sppo_jax.models.layers import RMSNorm, layer_of, normal_param
+from sppo_jax.models.layers import layer_of, norm_of, normal_param
 from sppo_jax.models.stacks import LayerStacks, scan_layers, stack_names, stacks_of
 
 if TYPE_CHECKING:
@@ -32,6 +32,16 @@ def sum_real(x: jax.Array, is_real: jax.Array) -> jax.Array:
     """Returns the sum of [..., T, ...] over the tokens T that `is_real` [..., T] marks, in at least float32."""
     mask = is_real.reshape(*is_real.shape, *[1] * (x.ndim - is_real.ndim))
     return jnp.sum(jnp.where(mask, x, 0), axis=is_real.ndim - 1, dtype=accumulator(x.dtype))
+
+
+def scaled(x_TD: jax.Array, scale: float) -> jax.Array:
+    """Returns embeddings times a number, which is rounded to their dtype."""
+    return x_TD if scale == 1 else x_TD * jnp.asarray(scale, x_TD.dtype)
+
+
+def capped(logits_TV: jax.Array, cap: float) -> jax.Array:
+    """Returns logits that come no further from zero than a cap; 0: none."""
+    return cap * jnp.tanh(logits_TV / cap) if cap else logits_TV
 
 
 def stack_layers(config: ModelConfig, num_layers: int, *, rngs: nnx.Rngs, layer: LayerFactory) -> nnx.Module:
@@ -81,7 +91,7 @@ class Decoder(nnx.Module):
         stored = accumulator(self.dtype)
         self.embedding = normal_param(rngs, (config.vocab_size, config.hidden_size), config.init_scale, stored)
         self.layers = create_layers(config, rngs=rngs, layer=layer)
-        self.final_norm = RMSNorm(config.hidden_size, eps=config.norm_eps, dtype=stored)
+        self.final_norm = norm_of(config, config.hidden_size)
         if config.tied_embeddings:
             self.head = None
         else:
@@ -141,7 +151,7 @@ class Decoder(nnx.Module):
         if checkpoint_layers:
             # Inside a scan the barrier against common subexpressions is not needed, and it hinders fusion.
             run_layer = jax.checkpoint(run_layer, prevent_cse=False, static_argnums=0)
-        x_BSD = self.embedding[...][tokens_BS].astype(self.dtype)
+        x_BSD = scaled(self.embedding[...][tokens_BS].astype(self.dtype), self.config.embedding_scale)
         if None in stacks:
             return jax.lax.scan(partial(run_layer, None), x_BSD, stacks[None][1])
         names = stack_names(self.layers)
@@ -155,13 +165,14 @@ class Decoder(nnx.Module):
         return self.embedding[...].T if self.head is None else self.head[...]
 
     def logits(self, x_BSD: jax.Array) -> jax.Array:
-        """Applies final norm and head; the products are summed in, and returned in, at least float32."""
-        return jnp.einsum(
+        """Applies final norm, head and cap; the products are summed in, and returned in, at least float32."""
+        logits_BSV = jnp.einsum(
             "...d,dv->...v",
             self.final_norm(x_BSD.astype(self.dtype)),
             self.head_matrix().astype(self.dtype),
             preferred_element_type=accumulator(self.dtype),
         )
+        return capped(logits_BSV, self.config.logit_cap)
 
     def __call__(
         self, tokens_BS: jax.Array, positions: jax.Array | None = None, document_ids: jax.Array | None = None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
+import warnings
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +21,14 @@ if TYPE_CHECKING:
 
     from sppo_jax.config.model import ModelConfig
 
+# Prefixes of the language model's tensors in a multimodal folder, and the prefix in a folder of text alone.
+_PREFIXES = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
+# What a multimodal folder has beside the language model.
+_LEFT_OUT = re.compile(r"(?:model\.)?(vision_tower|multi_modal_projector)\.")
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Elements of two tensors that are compared at a time.
 _BLOCK_ELEMENTS = 1 << 24
@@ -55,7 +66,11 @@ class TensorFolder:
         self._library = import_safetensors()
         self._folder = folder
         self._files: dict[Path, Any] = {}
-        self._file_of = self._find()
+        found = self._find()
+        left_out = {name: match.group(1) for name in found if (match := _LEFT_OUT.match(name))}
+        self._left_out = Counter(left_out.values())
+        self._stored = {_text_name(name): name for name in found if name not in left_out}
+        self._file_of = {name: found[stored] for name, stored in self._stored.items()}
 
     def _find(self) -> dict[str, Path]:
         """Returns the file of each tensor."""
@@ -94,7 +109,7 @@ class TensorFolder:
     def _slice(self, name: str) -> Any:
         path = self._file_of[name]
         try:
-            return self._open(path).get_slice(name)
+            return self._open(path).get_slice(self._stored[name])
         except self._library.SafetensorError:
             raise ValueError(
                 f"{path.name} must hold the tensor {name}, as {INDEX} says, got no such tensor; download both files "
@@ -150,6 +165,9 @@ class TensorFolder:
                 f"every tensor of {self._folder} must have a place in the model, got {unused[0]} without a place "
                 f"({len(unused)} in all); choose a model of this family without such tensors"
             )
+        if self._left_out:
+            parts = " and ".join(f"{part} ({count} tensors)" for part, count in sorted(self._left_out.items()))
+            warnings.warn(f"{self._folder} has {parts}, left out here: the language model is imported", stacklevel=2)
 
     def _check_tied(self) -> None:
         """Refuses a head that is stored beside tied embeddings with other values: versions of transformers differ."""
@@ -168,6 +186,14 @@ class TensorFolder:
     def read(self, name: str, part: tuple[slice, ...]) -> np.ndarray:
         """Reads a part of a tensor, one slice for each dim; returns a copy in the dtype of the file."""
         return self._slice(name)[part]
+
+
+def _text_name(name: str) -> str:
+    """Returns the name of a language model's tensor as a folder of text alone has it."""
+    for prefix, text in _PREFIXES.items():
+        if name.startswith(prefix):
+            return text + name.removeprefix(prefix)
+    return name
 
 
 def form_like(folder: Path | None, family: str) -> Form:

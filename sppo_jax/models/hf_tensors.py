@@ -1,7 +1,8 @@
 """Which tensor of a Hugging Face model is which parameter here, and in which layout; as data. Imports no jax.
 
 Letters: v vocabulary, d hidden size, n query heads, k key and value heads, h head size, f MLP size, l layers,
-e experts, x size of an expert, s size of the shared expert, g gates and ups, u one element.
+e experts, x size of an expert, s size of the shared expert, g gates and ups, u one element, a elements of all query
+heads, b of all key heads.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _LAYER = "model.layers.{}."
 _BEFORE = (
     Rule("embedding", "model.embed_tokens.weight", "v d -> v d"),
-    Rule("layers/attention_norm/scale", _LAYER + "input_layernorm.weight", "d -> d"),
+    Rule("layers/attention_norm/scale", _LAYER + "input_layernorm.weight", "d -> d", only="norms before"),
     Rule("layers/query", _LAYER + "self_attn.q_proj.weight", "(n h) d -> d n h"),
     Rule("layers/key", _LAYER + "self_attn.k_proj.weight", "(k h) d -> d k h"),
     Rule("layers/value", _LAYER + "self_attn.v_proj.weight", "(k h) d -> d k h"),
@@ -31,10 +32,15 @@ _BEFORE = (
     Rule("layers/value_bias", _LAYER + "self_attn.v_proj.bias", "(k h) -> k h", only="qkv_bias"),
     Rule("layers/query_norm/scale", _LAYER + "self_attn.q_norm.weight", "h -> h", only="qk_norm"),
     Rule("layers/key_norm/scale", _LAYER + "self_attn.k_norm.weight", "h -> h", only="qk_norm"),
+    Rule("layers/query_norm/scale", _LAYER + "self_attn.q_norm.weight", "a -> a", only="qk_norm over heads"),
+    Rule("layers/key_norm/scale", _LAYER + "self_attn.k_norm.weight", "b -> b", only="qk_norm over heads"),
     Rule("layers/output", _LAYER + "self_attn.o_proj.weight", "d (n h) -> n h d"),
     Rule("layers/output_bias", _LAYER + "self_attn.o_proj.bias", "d -> d", only="output_bias"),
     Rule("layers/sinks", _LAYER + "self_attn.sinks", "n -> n", only="sinks"),
-    Rule("layers/mlp_norm/scale", _LAYER + "post_attention_layernorm.weight", "d -> d"),
+    Rule("layers/mlp_norm/scale", _LAYER + "post_attention_layernorm.weight", "d -> d", only="two norms before"),
+    Rule("layers/attention_out_norm/scale", _LAYER + "post_attention_layernorm.weight", "d -> d", only="norms behind"),
+    Rule("layers/mlp_norm/scale", _LAYER + "pre_feedforward_layernorm.weight", "d -> d", only="four norms"),
+    Rule("layers/mlp_out_norm/scale", _LAYER + "post_feedforward_layernorm.weight", "d -> d", only="norms behind"),
     Rule("layers/gate", _LAYER + "mlp.gate_proj.weight", "f d -> d f", only="mlp"),
     Rule("layers/up", _LAYER + "mlp.up_proj.weight", "f d -> d f", only="mlp"),
     Rule("layers/down", _LAYER + "mlp.down_proj.weight", "d f -> f d", only="mlp"),
@@ -70,7 +76,12 @@ def parts_of(model: ModelConfig) -> dict[str, bool]:
         "qkv_bias": model.qkv_bias,
         "output_bias": model.output_bias,
         "sinks": model.sinks,
-        "qk_norm": model.qk_norm,
+        "qk_norm": model.qk_norm and not model.qk_norm_over_heads,
+        "qk_norm over heads": model.qk_norm_over_heads,
+        "norms before": model.norms != "behind",
+        "norms behind": model.norms != "before",
+        "two norms before": model.norms == "before",
+        "four norms": model.norms == "both",
         "mlp": experts.count == 0,
         "experts": experts.count > 0,
         "expert_bias": experts.count > 0 and experts.bias,
@@ -119,6 +130,8 @@ def sizes_of(model: ModelConfig, stack: str | None = None) -> dict[str, int]:
         "e": model.experts.count,
         "x": model.experts.size,
         "s": model.experts.shared_size,
+        "a": model.num_heads * model.head_dim,
+        "b": model.num_kv_heads * model.head_dim,
     }
 
 

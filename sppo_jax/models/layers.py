@@ -26,7 +26,7 @@ from flax import nnx
 from sppo_jax.attention.mixer import Attention
 from sppo_jax.dtypes import accumulator, compute_dtype
 from sppo_jax.models.balance import Balance
-from sppo_jax.models.experts import ExpertsMLP
+from sppo_jax.models.experts import ACTIVATIONS, ExpertsMLP
 from sppo_jax.models.rotary import rotary_cos_sin, rotate, rotated_size
 from sppo_jax.models.router import Shares
 
@@ -40,29 +40,37 @@ def normal_param(rngs: nnx.Rngs, shape: tuple[int, ...], scale: float, dtype: jn
 
 
 class RMSNorm(nnx.Module):
-    """Divide the last axis by its root mean square and multiply it by a learnt scale."""
+    """Divide the last axis by its root mean square and multiply it by a learnt scale, or by 1 plus this scale."""
 
-    def __init__(self, size: int, *, eps: float, dtype: jnp.dtype):
+    def __init__(self, size: int, *, eps: float, dtype: jnp.dtype, unit: bool = False):
         """Creates the scale.
 
         Args:
             size: length of the normalised axis.
             eps: added to the mean square.
             dtype: dtype of the scale parameter.
+            unit: whether 1 is added to the scale, which then starts at 0.
         """
-        self.eps = eps
-        self.scale = nnx.Param(jnp.ones((size,), dtype))
+        self.eps, self.unit = eps, unit
+        self.scale = nnx.Param(jnp.zeros((size,), dtype) if unit else jnp.ones((size,), dtype))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalises the last axis, with statistics in at least float32; the result has the dtype of `x`."""
         wide = x.astype(accumulator(x.dtype))
         mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         scale = self.scale[...].astype(wide.dtype)
+        scale = 1 + scale if self.unit else scale
         return (wide * jax.lax.rsqrt(mean_square + self.eps) * scale).astype(x.dtype)
 
 
+def norm_of(config: ModelConfig, size: int) -> RMSNorm:
+    """Returns a norm of so many elements with the settings of a model."""
+    stored = accumulator(compute_dtype(config.compute_dtype))
+    return RMSNorm(size, eps=config.norm_eps, dtype=stored, unit=config.unit_norm)
+
+
 class DecoderLayer(nnx.Module):
-    """Pre-norm layer with grouped-query attention, rotary positions and a SwiGLU or GELU MLP."""
+    """A layer with grouped-query attention, rotary positions and an MLP, each with a norm before, behind, or both."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """Creates the parameters of one layer.
@@ -79,7 +87,8 @@ class DecoderLayer(nnx.Module):
         # Each layer adds twice to the residual stream; this keeps its variance independent of depth.
         residual_scale = scale / math.sqrt(2 * config.num_layers)
 
-        self.attention_norm = RMSNorm(hidden, eps=config.norm_eps, dtype=stored)
+        if config.norms != "behind":
+            self.attention_norm = norm_of(config, hidden)
         self.query = normal_param(rngs, (hidden, config.num_heads, size), scale, stored)
         self.key = normal_param(rngs, (hidden, config.num_kv_heads, size), scale, stored)
         self.value = normal_param(rngs, (hidden, config.num_kv_heads, size), scale, stored)
@@ -93,16 +102,18 @@ class DecoderLayer(nnx.Module):
         if config.sinks:
             self.sinks = normal_param(rngs, (config.num_heads,), scale, stored)
         if config.qk_norm:
-            self.query_norm = RMSNorm(size, eps=config.norm_eps, dtype=stored)
-            self.key_norm = RMSNorm(size, eps=config.norm_eps, dtype=stored)
-
-        self.mlp_norm = RMSNorm(hidden, eps=config.norm_eps, dtype=stored)
+            of_query, of_key = (config.num_heads, config.num_kv_heads) if config.qk_norm_over_heads else (1, 1)
+            self.query_norm, self.key_norm = norm_of(config, of_query * size), norm_of(config, of_key * size)
+        if config.norms != "before":
+            self.attention_out_norm, self.mlp_out_norm = norm_of(config, hidden), norm_of(config, hidden)
+        if config.norms != "behind":
+            self.mlp_norm = norm_of(config, hidden)
         self._create_mlp(residual_scale, rngs)
 
     def _create_mlp(self, residual_scale: float, rngs: nnx.Rngs) -> None:
         config, stored = self.config, accumulator(self.dtype)
         shape = (config.hidden_size, config.mlp_size)
-        if config.mlp == "swiglu":
+        if config.mlp != "gelu":
             self.gate = normal_param(rngs, shape, config.init_scale, stored)
         self.up = normal_param(rngs, shape, config.init_scale, stored)
         self.down = normal_param(rngs, shape[::-1], residual_scale, stored)
@@ -120,7 +131,9 @@ class DecoderLayer(nnx.Module):
         Returns:
             q_TNH, k_TKH and v_TKH in the compute dtype; with sinks also their scores sinks_N, as they are stored.
         """
-        h_TD = self.attention_norm(x_TD.astype(self.dtype))
+        h_TD = x_TD.astype(self.dtype)
+        if self.config.norms != "behind":
+            h_TD = self.attention_norm(h_TD)
         q_TNH = jnp.einsum("...td,dnh->...tnh", h_TD, self._cast(self.query))
         k_TKH = jnp.einsum("...td,dkh->...tkh", h_TD, self._cast(self.key))
         v_TKH = jnp.einsum("...td,dkh->...tkh", h_TD, self._cast(self.value))
@@ -129,11 +142,21 @@ class DecoderLayer(nnx.Module):
             k_TKH = k_TKH + self._cast(self.key_bias)
             v_TKH = v_TKH + self._cast(self.value_bias)
         if self.config.qk_norm:
-            q_TNH, k_TKH = self.query_norm(q_TNH), self.key_norm(k_TKH)
+            q_TNH, k_TKH = self._normalized(self.query_norm, q_TNH), self._normalized(self.key_norm, k_TKH)
+        if self.config.query_scale:
+            # Kernels divide by the root of the head size. A factor in the compute dtype would be rounded.
+            factor = self.config.query_scale * math.sqrt(self.config.head_dim)
+            q_TNH = (q_TNH.astype(accumulator(self.dtype)) * factor).astype(self.dtype)
         if size := rotated_size(self.config.rope, q_TNH.shape[-1]):
             cos_TR, sin_TR = rotary_cos_sin(positions_T, self.config.rope, size, self.dtype)
             q_TNH, k_TKH = rotate(q_TNH, cos_TR, sin_TR), rotate(k_TKH, cos_TR, sin_TR)
         return (q_TNH, k_TKH, v_TKH, self.sinks[...]) if self.config.sinks else (q_TNH, k_TKH, v_TKH)
+
+    def _normalized(self, norm: RMSNorm, x_TNH: jax.Array) -> jax.Array:
+        """Normalizes heads, each by itself or all of a token together."""
+        if not self.config.qk_norm_over_heads:
+            return norm(x_TNH)
+        return norm(x_TNH.reshape(*x_TNH.shape[:-2], -1)).reshape(x_TNH.shape)
 
     def after_attention(self, x_TD: jax.Array, out_TNH: jax.Array) -> jax.Array:
         """Adds the projected attention output and the MLP to the residual stream.
@@ -146,20 +169,29 @@ class DecoderLayer(nnx.Module):
             y_TD, the next layer's input, in the compute dtype.
         """
         x_TD = self._add_attention(x_TD, out_TNH)
-        return x_TD + self._mlp(self.mlp_norm(x_TD))
+        return self._add_mlp(x_TD, self._mlp(self._mlp_input(x_TD)))
 
     def _add_attention(self, x_TD: jax.Array, out_TNH: jax.Array) -> jax.Array:
         attended_TD = jnp.einsum("...tnh,nhd->...td", out_TNH.astype(self.dtype), self._cast(self.output))
         if self.config.output_bias:
             attended_TD = attended_TD + self._cast(self.output_bias)
+        if self.config.norms != "before":
+            attended_TD = self.attention_out_norm(attended_TD)
         return x_TD.astype(self.dtype) + attended_TD
+
+    def _mlp_input(self, x_TD: jax.Array) -> jax.Array:
+        return x_TD if self.config.norms == "behind" else self.mlp_norm(x_TD)
+
+    def _add_mlp(self, x_TD: jax.Array, y_TD: jax.Array) -> jax.Array:
+        return x_TD + (y_TD if self.config.norms == "before" else self.mlp_out_norm(y_TD))
 
     def _mlp(self, h_TD: jax.Array) -> jax.Array:
         up_TF = jnp.einsum("...td,df->...tf", h_TD, self._cast(self.up))
-        if self.config.mlp == "swiglu":
-            inner_TF = jax.nn.silu(jnp.einsum("...td,df->...tf", h_TD, self._cast(self.gate))) * up_TF
-        else:
+        if self.config.mlp == "gelu":
             inner_TF = jax.nn.gelu(up_TF, approximate=True)
+        else:
+            gate_TF = jnp.einsum("...td,df->...tf", h_TD, self._cast(self.gate))
+            inner_TF = ACTIVATIONS[self.config.mlp](gate_TF, up_TF)
         return jnp.einsum("...tf,fd->...td", inner_TF, self._cast(self.down))
 
 
@@ -181,7 +213,7 @@ class ExpertsLayer(DecoderLayer):
             x_TD: what `before_attention` was given.
             out_TNH: the attention output.
         """
-        h_TD = self.mlp_norm(self._add_attention(x_TD, out_TNH))
+        h_TD = self._mlp_input(self._add_attention(x_TD, out_TNH))
         return self.experts.choose(h_TD.reshape(-1, h_TD.shape[-1])).reshape(*h_TD.shape[:-1], -1)
 
     def after_attention(self, x_TD: jax.Array, out_TNH: jax.Array, chosen_Tk: jax.Array) -> tuple[jax.Array, Shares]:
@@ -197,8 +229,10 @@ class ExpertsLayer(DecoderLayer):
         """
         x_TD = self._add_attention(x_TD, out_TNH)
         lead, hidden = x_TD.shape[:-1], x_TD.shape[-1]
-        y, shares = self.experts(self.mlp_norm(x_TD).reshape(-1, hidden), chosen_Tk.reshape(-1, chosen_Tk.shape[-1]))
-        return x_TD + y.reshape(x_TD.shape), jax.tree.map(lambda a: a.reshape(*lead, *a.shape[1:]), shares)
+        h_TD, chosen_Tk = self._mlp_input(x_TD).reshape(-1, hidden), chosen_Tk.reshape(-1, chosen_Tk.shape[-1])
+        y, shares = self.experts(h_TD, chosen_Tk)
+        y_TD = self._add_mlp(x_TD, y.reshape(x_TD.shape))
+        return y_TD, jax.tree.map(lambda a: a.reshape(*lead, *a.shape[1:]), shares)
 
 
 def layer_of(config: ModelConfig) -> type[DecoderLayer]:

@@ -21,7 +21,7 @@ from sppo_jax.program.fold import Loop, fold, unfold
 class LayerStacks(nnx.Module):
     """The layers of a model of several kinds: an attribute of each stack's name is its layers, [L_s, ...], in order.
 
-    Kinds whose parameters have one shape share a stack (`ModelConfig.stacks`), so a group of layers may have any of them.
+    Kinds whose parameters have one shape share a stack (`ModelConfig.stacks`): a group of layers may have any of them.
     """
 
     def __init__(self, stacks: Mapping[str, Mapping[str, nnx.Module]], names: Sequence[str]):

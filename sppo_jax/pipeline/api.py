@@ -366,6 +366,8 @@ class Step:
             sharded=sharded,
             norm=self.norm,
             vocab_size=self.model.config.vocab_size,
+            embedding_scale=self.model.config.embedding_scale,
+            logit_cap=self.model.config.logit_cap,
             sequences=sequences,
             scale=scale,
             train=self.train,

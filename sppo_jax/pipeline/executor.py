@@ -113,7 +113,7 @@ class Executor(Run):
             return arrived_TD
         tokens_T = units.own(self, tick, self.sequences.tokens, 0)
         embedding_VD = self.vocabulary_tables.whole("embedding_VD", state.x_TD)
-        entering = vocabulary.embed(embedding_VD, tokens_T, self.num_stages)
+        entering = vocabulary.embed(embedding_VD, tokens_T, self.num_stages, self.embedding_scale)
         return jnp.where(tick.row["first"][me] == 1, entering, arrived_TD)
 
     def _forward_tick(self, tick: Tick, state: State, coming: Coming) -> State:
@@ -170,7 +170,7 @@ class Executor(Run):
         x_TD = vocabulary.from_stage(state.waiting.input(self, tick, state.x_TD), 0, self.num_stages)
         targets_T = jnp.where(units.real(self, tick, 0), units.own(self, tick, self.sequences.targets, 0), -1)
         rows_VD = self.vocabulary_tables.whole(self.vocabulary_tables.head_name, state.x_TD)
-        given = vocabulary.Head(self.norm, self.final_norm, rows_VD, self.vocab_size, self.num_stages)
+        given = vocabulary.Head(self.norm, self.final_norm, rows_VD, self.vocab_size, self.num_stages, self.logit_cap)
         held = coming if _is_under_way(coming) else None
         result = vocabulary.head(given, x_TD, targets_T, self.scale, dhead_VD, gradients=self.train, held=held)
         if not self.train:
@@ -257,7 +257,7 @@ class Executor(Run):
             tokens_T = units.own(self, tick, self.sequences.tokens, 0)
             arrived = vocabulary.from_stage(jnp.where(tick.row["first"][me] == 1, dx_TD, 0), 0, self.num_stages)
             begun = self.vocabulary_tables.sum_of_tick("embedding_VD", grads)
-            added = vocabulary.embed_gradient(begun, tokens_T, arrived, self.num_stages)
+            added = vocabulary.embed_gradient(begun, tokens_T, arrived, self.num_stages, self.embedding_scale)
             grads, dx_TD = self.vocabulary_tables.with_sum("embedding_VD", grads, added, dx_TD)
         register = buffers.write(state.dx_TD, (0,), self._shift(dx_TD, -1))
         return state._replace(

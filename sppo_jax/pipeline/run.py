@@ -43,6 +43,8 @@ class Run:
         sharded: the layers, where they are gathered group by group; None where `stage` has all of them.
         norm: `norm(weights, x)`, the final norm.
         vocab_size: of the whole model.
+        embedding_scale: number by which embeddings are multiplied.
+        logit_cap: number beyond which logits do not go; 0: none.
         sequences: this device's data.
         scale: 1 / number of targets in the global batch.
         train: whether the state is a `TrainingState`; else an `EvaluationState`.
@@ -58,6 +60,8 @@ class Run:
     sharded: ShardedLayers | None
     norm: Callable
     vocab_size: int
+    embedding_scale: float
+    logit_cap: float
     sequences: Sequences
     scale: jax.Array
     train: bool

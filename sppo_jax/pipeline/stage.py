@@ -229,7 +229,9 @@ def forward(stage: Stage, unit: Unit, x_TD, memory: Memory, split: Split, stash=
             y, memory, parts, *_ = forward(stage, unit, x, memory, split, (layout, *parts) if stash else None)
             return y, memory, parts
 
-        (y_TD, memory, parts), (held, early) = _at_its_group(stage, unit, run, (x_TD, memory, tuple(parts)), held, early)
+        (y_TD, memory, parts), (held, early) = _at_its_group(
+            stage, unit, run, (x_TD, memory, tuple(parts)), held, early
+        )
         return y_TD, memory, parts, held, early
     whole_layers = layout is not None and layout.num_layers == stage.num_layers
     if layout is not None and not whole_layers:

@@ -15,6 +15,7 @@ from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.dtypes import accumulator
+from sppo_jax.models.decoder import capped, scaled
 
 AXIS = "pipe"
 TILE_TOKENS = 1024
@@ -39,17 +40,22 @@ def _local(tokens_T, num_entries: int, num_stages: int):
     return jnp.where(inside, local, 0), inside
 
 
-def embed(embedding_VD: jax.Array, tokens_T: jax.Array, num_stages: int) -> jax.Array:
-    """Looks tokens up in the sharded embedding; the result is the same on every stage."""
+def embed(embedding_VD: jax.Array, tokens_T: jax.Array, num_stages: int, factor: float) -> jax.Array:
+    """Looks tokens up in the sharded embedding, times a factor; the result is the same on every stage."""
     rows, inside = _local(tokens_T, embedding_VD.shape[0], num_stages)
     x_TD = jnp.where(inside[:, None], embedding_VD[rows], jnp.zeros((), embedding_VD.dtype))
-    return lax.psum(x_TD, AXIS) if num_stages > 1 else x_TD
+    return scaled(lax.psum(x_TD, AXIS) if num_stages > 1 else x_TD, factor)
 
 
-def embed_gradient(sum_VD: jax.Array, tokens_T: jax.Array, dx_TD: jax.Array, num_stages: int) -> jax.Array:
+def embed_gradient(
+    sum_VD: jax.Array, tokens_T: jax.Array, dx_TD: jax.Array, num_stages: int, factor: float
+) -> jax.Array:
     """Adds the gradient of `embed` to this stage's share of the embedding; tokens with zeros in `dx_TD` add nothing."""
     rows, inside = _local(tokens_T, sum_VD.shape[0], num_stages)
-    return sum_VD.at[rows].add(jnp.where(inside[:, None], dx_TD.astype(sum_VD.dtype), 0))
+    added_TD = jnp.where(inside[:, None], dx_TD.astype(sum_VD.dtype), 0)
+    if factor != 1:
+        added_TD *= jnp.asarray(factor, dx_TD.dtype).astype(sum_VD.dtype)
+    return sum_VD.at[rows].add(added_TD)
 
 
 class HeadResult(NamedTuple):
@@ -107,6 +113,7 @@ class Head(NamedTuple):
         rows_VD: this stage's rows of the head, in the compute dtype.
         vocab_size: of the whole model; rows beyond it are padding.
         num_stages: P.
+        cap: of the logits, which are `cap tanh(logit / cap)`; 0: none.
     """
 
     norm: Callable
@@ -114,6 +121,7 @@ class Head(NamedTuple):
     rows_VD: jax.Array
     vocab_size: int
     num_stages: int
+    cap: float
 
 
 def head(
@@ -141,7 +149,7 @@ def head(
         loss, dX share [ceil(T / P), D] in the dtype of x, gradient of the norm (a partial sum over stages), dhead_VD;
         without gradients loss and hits; and `held`.
     """
-    norm, norm_weights, head_VD, vocab_size, num_stages = given
+    norm, norm_weights, head_VD, vocab_size, num_stages, cap = given
     acc, num_entries = accumulator(x_TD.dtype), head_VD.shape[0]
     tile = min(TILE_TOKENS, x_TD.shape[0])
     z_TD = norm(norm_weights, x_TD)
@@ -151,6 +159,8 @@ def head(
     def one_tile(dhead_VD, xs):
         z_CD, targets_C = xs
         logits_CV = jnp.einsum("cd,vd->cv", z_CD, head_VD, preferred_element_type=acc)
+        logits_CV = capped(logits_CV, cap)
+        slope_CV = 1 - jnp.square(logits_CV / cap) if cap else None
         logits_CV = jnp.where(padding_V, -jnp.inf, logits_CV)
         lse_C, wanted_C, top_C = _softmax_stats(logits_CV, targets_C, num_entries, num_stages)
         has_target = targets_C >= 0
@@ -159,6 +169,7 @@ def head(
             return dhead_VD, (loss_C, _most_likely(logits_CV, top_C, first, num_stages) == targets_C)
         hit_CV = jnp.arange(num_entries, dtype=jnp.int32) + first == targets_C[:, None]
         dlogits_CV = jnp.exp(logits_CV - lse_C[:, None]) - hit_CV.astype(acc)
+        dlogits_CV = dlogits_CV if slope_CV is None else dlogits_CV * slope_CV
         dlogits_CV = (dlogits_CV * jnp.where(has_target, scale, 0)[:, None]).astype(z_CD.dtype)
         dhead_VD += jnp.einsum("cv,cd->vd", dlogits_CV, z_CD, preferred_element_type=acc)
         return dhead_VD, (loss_C, jnp.einsum("cv,vd->cd", dlogits_CV, head_VD, preferred_element_type=acc))

@@ -284,7 +284,7 @@ def _work_of_kind(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Num
     elements = layer.input_elements + layer.attention_elements + heads * model.head_dim
     # Of the MLP there are gate, up, their product, and a cotangent, until XLA computes the gradients of its matrices:
     # behind the backward of attention. What the rest of a stash brings is there already.
-    gated = model.experts.count > 0 or model.mlp == "swiglu"
+    gated = model.experts.count > 0 or model.mlp != "gelu"
     mlp_size = model.experts.shared_size if model.experts.count else model.mlp_size
     of_mlp = (3 + gated - (0 if stash.rest == "recompute" else 1 + gated)) * mlp_size
     # Where chunks wait on the host and devices exchange, XLA puts these gradients off for layers outside a loop.
@@ -327,9 +327,10 @@ def _work_of_experts(shape: MemoryShape, tokens: int, of_attention: int) -> list
         return []
     # Of the router there are products and probabilities in the dtype of sums.
     besides = 2 * tokens * work.count * shape.sum_bytes
-    # A loop over layers slices the arrays of one layer's experts from those of all.
-    besides += work.sums_bytes(size) if shape.weights == "resident" and shape.layers > 1 else 0
-    backward = work.backward_bytes(tokens, size) + work.sums_bytes(shape.sum_bytes) + besides
+    # Of several layers the arrays of one layer's experts are sliced from those of all; where gathered, its sums too.
+    besides += work.sums_bytes(size) if shape.layers > 1 else 0
+    sums = 1 + (shape.weights == "gathered" and shape.layers > 1)
+    backward = work.backward_bytes(tokens, size) + sums * work.sums_bytes(shape.sum_bytes) + besides
     return [
         Holder("experts", work.forward_bytes(tokens, size) + besides, frozenset({"forward"})),
         Holder("experts", backward, frozenset({"mlp"})),

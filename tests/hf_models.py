@@ -8,9 +8,11 @@ import pytest
 import torch
 import transformers
 from transformers import modeling_rope_utils
+from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
+from transformers.models.olmo3 import modeling_olmo3
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe
@@ -26,8 +28,18 @@ LLAMA3 = dict(
 )  # fmt: skip
 YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16)
 
+GEMMA3 = dict(
+    num_hidden_layers=4, head_dim=12, sliding_window=9, layer_types=["sliding_attention", "full_attention"] * 2,
+    query_pre_attn_scalar=20, final_logit_softcapping=2.0, pad_token_id=None,
+    rope_parameters={
+        "full_attention": dict(rope_type="linear", rope_theta=1e6, factor=8.0),
+        "sliding_attention": dict(rope_type="default", rope_theta=1e4),
+    },
+)  # fmt: skip
+
 # Modules whose float32 is float64 within `float64_transformers`.
 MODULES = (
+    modeling_gemma3, modeling_olmo3,
     modeling_rope_utils, modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3, modeling_qwen3_moe,
     modeling_smollm3, modeling_gpt_oss,
 )  # fmt: skip
@@ -105,6 +117,21 @@ MODELS = {
             | dict(rope_theta=100.0, factor=2.0, original_max_position_embeddings=32, truncate=False),
             router_aux_loss_coef=0.1,
             experts_implementation="eager",
+        ),
+    ),
+    # Norms behind or on both sides, and windowed layers with a rotation of their own.
+    "gemma3": (transformers.Gemma3TextConfig, GEMMA3),
+    "olmo3": (
+        transformers.Olmo3Config,
+        dict(
+            num_hidden_layers=4,
+            sliding_window=9,
+            pad_token_id=None,
+            eos_token_id=2,
+            rope_parameters={
+                "full_attention": YARN,
+                "sliding_attention": dict(rope_type="default", rope_theta=500.0),
+            },
         ),
     ),
     "mistral": (

@@ -1,9 +1,11 @@
 """Rotary settings of a config.json: read from every place and in every spelling, refused where places disagree."""
 
+import copy
 import json
 from dataclasses import fields, replace
 
 import pytest
+import transformers
 from hf_configs import SMALL
 
 from sppo_jax.config import ConfigError, ModelConfig, config_from_dict
@@ -73,6 +75,37 @@ def test_places_that_disagree_are_refused_by_name(tmp_path, name, settings):
     with pytest.raises(ConfigError, match=f"the rotary setting {name} must be the same in every place, got") as error:
         config_from_dict({"model": f"hf:{tmp_path}", "sequence": {"length": 64}, "train": {"steps": 1}})
     assert "\n" not in str(error.value) and " in rope_" in str(error.value)
+
+
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+BY_TYPE = [
+    dict(),
+    dict(rope_theta=7e5),
+    dict(rope_theta=7e5, rope_scaling=LINEAR),
+    dict(rope_theta=7e5, rope_scaling=YARN),
+    dict(rope_parameters={"full_attention": LINEAR}, rope_theta=7e5),
+    dict(rope_parameters={"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 5e4}}),
+    dict(rope_parameters={"sliding_attention": LINEAR}),
+]
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "olmo3"])
+@pytest.mark.parametrize("settings", [*BY_TYPE, dict(rope_theta=7e5, rope_local_base_freq=3e4)])
+def test_rotations_by_layer_type_are_those_of_transformers(family, settings):
+    """OLMo 3's windowed layers have a base of 500000 there, whatever `rope_theta` says."""
+    if family == "olmo3":
+        settings = {key: value for key, value in settings.items() if key != "rope_local_base_freq"}
+    base = {key: value for key, value in PLAIN.items() if key != "architectures"} | {"head_dim": 16}
+    base |= dict(layer_types=["sliding_attention", "full_attention"] * 2, model_type=family)
+    model = ModelConfig(**shape_from_hf({**base, **settings}))
+    kinds = {"sliding_attention": model.of_kind("local").rope, "full_attention": model.rope}
+    theirs = transformers.AutoConfig.for_model(**copy.deepcopy({**base, **settings})).rope_parameters
+    for name, rope in kinds.items():
+        scaling = {"none": "default"}.get(rope.scaling, rope.scaling)
+        assert (rope.theta, scaling) == (theirs[name]["rope_theta"], theirs[name]["rope_type"])
+        assert rope.factor == theirs[name].get("factor", 1.0)
+        if rope.scaling == "yarn":
+            assert rope.original_length == theirs[name]["original_max_position_embeddings"]
 
 
 @pytest.mark.parametrize("kind", [{}, {"type": "default"}, {"rope_type": "default"}])

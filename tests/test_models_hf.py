@@ -37,6 +37,7 @@ logging.getLogger("torch").setLevel(logging.ERROR)
 
 # One worker makes the models that all of these look at.
 pytestmark = pytest.mark.xdist_group("models_hf")
+GEMMA3 = dict(qk_norm=True, norms="both", unit_norm=True, mlp="geglu")
 HAS_ROUTERS = dict.fromkeys(("qwen3-moe", "qwen3-moe-mixed", "gpt-oss"), dict(output_router_logits=True))
 LENGTH = 48  # beyond the 16 tokens that the scaled ones were "trained" on
 
@@ -104,7 +105,8 @@ def test_export_of_an_import_is_the_same_bits_and_loads_in_transformers(x64, ref
         model = transformers.AutoModelForCausalLM.from_pretrained(
             tmp_path / "out", dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
         )
-        assert type(model).__name__ == MODELS[reference.name][0].__name__.replace("Config", "ForCausalLM")
+        kind = MODELS[reference.name][0].__name__.replace("TextConfig", "Config")
+        assert type(model).__name__ == kind.replace("Config", "ForCausalLM")
         logits = model(torch.tensor(reference.tokens, dtype=torch.long)).logits.numpy()
     np.testing.assert_array_equal(logits, reference.logits)
 
@@ -223,7 +225,16 @@ def test_a_window_is_exported(tmp_path):
     ("changes", "words"),
     [
         (dict(mlp="gelu"), "model.mlp=swiglu, got gelu"),
-        (dict(qkv_bias=True, qk_norm=True), "those of a family (none; or qkv_bias; or qk_norm), got qkv_bias, qk_norm"),
+        (dict(qkv_bias=True, qk_norm=True), "those of a family (none; or qkv_bias; or qk_norm; or "),
+        (dict(qkv_bias=True, qk_norm=True), "), got qkv_bias, qk_norm; export only"),
+        (dict(qk_norm=True, norms="behind"), "got qk_norm, norms=behind; export only"),
+        (dict(embedding_scale=2.0), "of type llama must have model.embedding_scale=1, got 2; export only"),
+        (dict(query_scale=0.5), "of type llama must have model.query_scale=0, got 0.5"),
+        (dict(logit_cap=30), "of type llama must have model.logit_cap=0, got 30"),
+        (dict(mlp="geglu"), "of type llama must have model.mlp=swiglu, got geglu"),
+        (GEMMA3 | dict(mlp="swiglu"), "of type gemma3_text must have model.mlp=geglu, got swiglu"),
+        (GEMMA3, "of type gemma3_text must have model.embedding_scale=2.82843, got 1"),
+        (GEMMA3 | dict(embedding_scale=8**0.5, query_scale=0.3), "must have model.query_scale=0.301511, got 0.3;"),
         (dict(sinks=True), "got sinks; export only models of such a family"),
     ],
 )

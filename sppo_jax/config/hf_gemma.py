@@ -20,7 +20,7 @@ def language_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the config.json of the language model of a multimodal Gemma 3; any other one as it is.
 
     Raises:
-        ValueError: the two disagree about tied embeddings.
+        ValueError: the two disagree about tied embeddings, or logits are capped.
     """
     text = config.get("text_config")
     if config.get("model_type") != _MULTIMODAL or not isinstance(text, Mapping):
@@ -30,6 +30,11 @@ def language_config(config: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"tie_word_embeddings must be the same in every place, got {tied[0]} and in text_config {tied[1]}; correct "
             "one of the two"
+        )
+    if text.get("final_logit_softcapping"):
+        raise ValueError(
+            f"final_logit_softcapping must be null in a {_MULTIMODAL}, got {text['final_logit_softcapping']}, which "
+            f"transformers reads in a {GEMMA} alone; choose another model"
         )
     names = [_OF_TEXT if name == _OF_MULTIMODAL else name for name in config.get("architectures") or []]
     shared = {name: config[name] for name in _SHARED if config.get(name) is not None}

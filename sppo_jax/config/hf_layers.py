@@ -67,7 +67,7 @@ def windows_from_hf(config: Mapping[str, Any], default: int) -> list[int]:
     kinds, family = config.get("layer_types"), config["model_type"]
     if family == "llama":
         return [0] * count
-    if kinds is None and (every := _whole_every(config)):
+    if kinds is None and (every := _whole_every(config)) is not None:
         kinds = ["sliding_attention" if (number + 1) % every else "full_attention" for number in range(count)]
     if not window and family in ("gemma3_text", "olmo3") and "sliding_attention" in (kinds or ()):
         raise ValueError(f"sliding_window must be at least 1 in a {family}, got {window}; correct the key")
@@ -90,10 +90,10 @@ def windows_from_hf(config: Mapping[str, Any], default: int) -> list[int]:
     return [window if number >= first else 0 for number in range(count)]
 
 
-def _whole_every(config: Mapping[str, Any]) -> int:
-    """Returns which layers see the whole sequence in a family that mixes layers: every so many; 0: in no such way."""
+def _whole_every(config: Mapping[str, Any]) -> int | None:
+    """Returns which layers see the whole sequence in a family that mixes layers: every so many; None: in others."""
     of_family = {"gpt_oss": 2, "olmo3": 4, "gemma3_text": config.get("sliding_window_pattern", 6)}
-    return of_family.get(config["model_type"], 0)
+    return of_family.get(config["model_type"])
 
 
 def _rotations(config: Mapping[str, Any]) -> list[bool]:

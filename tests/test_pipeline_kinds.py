@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from combinations import draw_kinds
+from combinations import draw_gpt_oss, draw_kinds
 from exactness import small_model, small_plan
 from flax import nnx
 from jaxprs import walk
@@ -16,6 +16,7 @@ from sppo_jax.rules import Broken
 # Both orders of chunks; other heads, rotations, MLPs, experts, windows and sinks; resident and gathered.
 DRAWN_IN_CI = (10, 22, 42, 9, 33)
 DRAWN_SLOWLY = (26, 45, *range(30_000, 30_038))
+OF_GPT_OSS_IN_CI, OF_GPT_OSS_SLOWLY = 164, range(30_000, 30_012)
 KINDS = {"local": {"num_heads": 6, "num_kv_heads": 2, "head_dim": 4, "mlp_size": 9, "sliding_window": 6}}
 
 
@@ -28,6 +29,13 @@ def test_drawn_kinds_have_the_dense_loss_and_gradients(seed, request):
 @pytest.mark.parametrize("seed", DRAWN_SLOWLY)
 def test_more_drawn_kinds_have_the_dense_loss_and_gradients(seed, request):
     compare(draw_kinds(seed), seed, count=2, request=request)
+
+
+@pytest.mark.parametrize(
+    "seed", [OF_GPT_OSS_IN_CI, *[pytest.param(seed, marks=pytest.mark.slow) for seed in OF_GPT_OSS_SLOWLY]]
+)
+def test_drawn_layers_as_in_gpt_oss_have_the_dense_loss_and_gradients(seed, request):
+    compare(draw_gpt_oss(seed), seed, count=2, request=request)
 
 
 def test_groups_of_other_patterns_are_refused():

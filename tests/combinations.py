@@ -350,6 +350,30 @@ def with_window(case: Case, seed: int) -> Case:
     return replace(case, plan=plan, model=case.model | {"sliding_window": window, "sinks": sinks}, dtype="float64")
 
 
+def draw_gpt_oss(seed: int) -> Case:
+    """Draws a program of layers as in gpt-oss: windows in every second, sinks, all biases, clamped experts.
+
+    Args:
+        seed: as in `draw_window`.
+    """
+    case, draws = (draw_by_groups if seed % 2 else draw)(seed), Draws(seed + 7000)
+    plan, count = case.plan | {"kv_grad_dtype": "float32"}, draws.number(2, 6)
+    groups, ring = plan["mesh"][1] * plan["interleave"], plan["mesh"][2] // plan["ulysses"]
+    experts = dict(count=count, chosen=draws.number(2, count), size=draws.number(3, 11), mlp="clamped", bias=True)
+    model = case.model | dict(
+        num_layers=2 * groups,
+        layers=f"{groups}x(local,full)",
+        kinds={"local": {"sliding_window": ring * draws.number(1, 9)}},
+        sinks=True,
+        qkv_bias=True,
+        output_bias=True,
+        qk_norm=False,
+        experts=experts | dict(scores="softmax_of_chosen", balance=draws.pick((0.0, 0.3))),
+        rope=dict(theta=50.0, scaling="yarn", factor=4.0, original_length=16, truncate=False),
+    )
+    return replace(case, plan=plan, model=model, dtype="float64")
+
+
 def features(case: Case) -> frozenset[str]:
     """Names the features of a program; a share for the host counts only where the schedule lets it leave."""
     plan, model = case.make_plan(), case.model

@@ -122,10 +122,17 @@ def with_one_chunk_made_again(config):
 
 
 def with_kinds(config):
-    """Returns the config of a model whose layers are of two kinds, of other heads and MLPs; one may have experts."""
+    """Returns the config of a model whose layers are of two kinds, of other heads, norms, MLPs or experts."""
     groups = config.mesh.pipe * config.schedule.interleave
     local = {"head_dim": 2 * config.model.head_dim, "mlp_size": 40, "experts": {"count": 0}}
-    model = dict(num_layers=3 * groups, layers=f"{groups}x(2xlocal,full)", kinds={"local": local})
+    local |= {"norms": "both", "mlp": "geglu", "query_scale": 0.3}
+    model = dict(
+        norms="behind",
+        qk_norm_over_heads=config.model.qk_norm,
+        num_layers=3 * groups,
+        layers=f"{groups}x(2xlocal,full)",
+        kinds={"local": local},
+    )
     return replace(config, model=replace(config.model, **model))
 
 

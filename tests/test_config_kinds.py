@@ -73,6 +73,18 @@ def test_layers_of_one_kind_are_the_model_itself():
         (dict(layers="2xlocal", kinds={"local": {"window": 3}}), "model.kinds.NAME.window is not a setting"),
         (dict(layers="2xlocal", kinds={"local": {"rope": {"base": 3}}}), "model.kinds.local: model.rope.base is not"),
         (dict(layers="2xlocal", kinds={"local": 3}), "a section of settings, got"),
+        (dict(num_layers=2, norms="none"), "model.norms must be before | behind | both, got 'none'"),
+        (
+            dict(num_layers=2, qk_norm_over_heads=True),
+            "model.qk_norm_over_heads must have model.qk_norm=true, got true",
+        ),
+        (dict(num_layers=2, embedding_scale=0), "model.embedding_scale must be above 0, got 0.0; use 1"),
+        (dict(num_layers=2, query_scale=-1), "model.query_scale must be at least 0, got -1.0; raise it"),
+        (dict(num_layers=2, logit_cap=-1), "model.logit_cap must be at least 0, got -1.0; raise it"),
+        (
+            dict(layers="2xlocal", qk_norm=True, qk_norm_over_heads=True, kinds={"local": {"qk_norm": False}}),
+            "model.kinds.local: model.qk_norm_over_heads must have",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused_in_a_line(settings, message):

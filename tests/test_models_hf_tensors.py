@@ -19,6 +19,8 @@ EXPERTS = dict(count=5, size=4, chosen=2)
 SHARED = dict(shared_size=7, shared_gate=True, choice_bias=True)
 CASES = {
     "mlp": (ModelConfig(**SHAPE, mlp_size=7), "separate"),
+    "norms": (ModelConfig(**SHAPE, mlp_size=7, norms="both", qk_norm_over_heads=True), "separate"),
+    "norms behind": (ModelConfig(**SHAPE, mlp_size=7, norms="behind"), "separate"),
     "separate": (ModelConfig(**SHAPE, experts=ExpertsConfig(**EXPERTS, **SHARED)), "separate"),
     "halves": (ModelConfig(**SHAPE, experts=ExpertsConfig(**EXPERTS, **SHARED)), "halves"),
     "interleaved": (ModelConfig(**SHAPE, experts=ExpertsConfig(**EXPERTS, bias=True, mlp="clamped")), "interleaved"),

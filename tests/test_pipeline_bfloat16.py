@@ -24,7 +24,7 @@ CASES = {
     ),
     "ulysses-seq1f1b-host": Case(
         dict(chunks=(16,) * 4, mesh=(1, 2, 2), schedule="seq1f1b", sequences=3, places=HOST, alpha=0.5),
-        dict(tied_embeddings=True),
+        dict(tied_embeddings=True, embedding_scale=24**0.5, norms="both", mlp="geglu", logit_cap=3.0, query_scale=0.3),
         dtype="bfloat16",
     ),
 }

@@ -123,7 +123,7 @@ def with_one_chunk_made_again(config):
 
 
 def with_kinds(config):
-    """Returns the config of a model whose layers are of two kinds, of other heads and MLPs; one may have experts.
+    """Returns the config of a model whose layers are of two kinds, of other heads, norms, MLPs or experts.
 
     On one stage groups are unlike: they have one layer, and the first layer rotates otherwise.
     """
@@ -132,7 +132,14 @@ def with_kinds(config):
         model = dict(num_layers=groups, layers=f"near,{groups - 1}xfull", kinds={"near": {"rope": {"theta": 50.0}}})
         return replace(config, model=replace(config.model, **model))
     local = {"head_dim": 2 * config.model.head_dim, "mlp_size": 40, "experts": {"count": 0}}
-    model = dict(num_layers=3 * groups, layers=f"{groups}x(2xlocal,full)", kinds={"local": local})
+    local |= {"norms": "both", "mlp": "geglu", "query_scale": 0.3}
+    model = dict(
+        norms="behind",
+        qk_norm_over_heads=config.model.qk_norm,
+        num_layers=3 * groups,
+        layers=f"{groups}x(2xlocal,full)",
+        kinds={"local": local},
+    )
     return replace(config, model=replace(config.model, **model))
 
 

@@ -46,6 +46,9 @@ _LOSS_TOKENS, _LOSS_BYTES = 1024, 10
 _STATES = 3
 # The most layers of a group that are no loop: the last one stands alone, see `pipeline.stage.run_layers`.
 _LAYERS_WITHOUT_LOOP = 2
+# A norm behind an MLP asks for the MLP's output before the cotangents of its inner arrays come, so the MLP's forward is
+# made again first: so many more of its arrays are there, as compiled in two plans of Gemma 3 and one of OLMo 3.
+_BEHIND_NORM = 5
 # XLA:TPU keeps arrays in tiles of 8 x 128.
 _TPU_LANES = 128
 
@@ -287,6 +290,8 @@ def _work_of_kind(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Num
     gated = model.experts.count > 0 or model.mlp != "gelu"
     mlp_size = model.experts.shared_size if model.experts.count else model.mlp_size
     of_mlp = (3 + gated - (0 if stash.rest == "recompute" else 1 + gated)) * mlp_size
+    if model.norms != "before" and not model.experts.count:
+        of_mlp += _BEHIND_NORM * mlp_size
     # Where chunks wait on the host and devices exchange, XLA puts these gradients off for layers outside a loop.
     outside_loop = shape.layers if shape.layers <= _LAYERS_WITHOUT_LOOP else 1
     late = 1 + (numbers.late_share * outside_loop if stash.waiting == "host" and shape.seq > 1 else 0)

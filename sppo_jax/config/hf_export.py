@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from sppo_jax.config.hf_config import FAMILIES, Family
 from sppo_jax.config.hf_experts import KEYS, experts_to_hf
-from sppo_jax.config.hf_gemma import GEMMA, scales_to_hf
+from sppo_jax.config.hf_gemma import GEMMA
 from sppo_jax.config.hf_layers import KEYS as KEYS_OF_LAYERS
 from sppo_jax.config.hf_rope import rope_to_hf, ropes_to_hf, scaled_length
 from sppo_jax.config.model import ModelConfig
@@ -47,7 +48,7 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
         "max_position_embeddings": max_length or FAMILIES[kind].max_length,
         "torch_dtype": dtype,
         **_ropes_to_hf(model, kind),
-        **scales_to_hf(model, kind),
+        **_scales_to_hf(model, kind),
         **experts,
         **_layers_to_hf(model, kind),
     }
@@ -144,6 +145,37 @@ def _layers_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
         dense = [number for number, name in enumerate(model.kind_names) if not model.of_kind(name).experts.count]
         return {"mlp_only_layers": dense, "decoder_sparse_step": 1}
     return {}
+
+
+def _scales_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
+    """Writes the keys of a config.json that scale embeddings and queries and cap logits.
+
+    Args:
+        model: the shape of the model.
+        family: its `model_type`.
+
+    Raises:
+        ValueError: the family has no such scales; the message names the setting.
+    """
+    is_gemma, wanted = family == GEMMA, {"embedding_scale": 1.0, "query_scale": model.query_scale, "logit_cap": 0.0}
+    scalar = model.query_scale**-2 if model.query_scale else model.head_dim
+    if is_gemma:
+        wanted |= {"embedding_scale": model.hidden_size**0.5, "logit_cap": model.logit_cap}
+    wanted["query_scale"] = round(scalar) ** -0.5 if is_gemma and model.query_scale else 0.0
+    for name, must in wanted.items():
+        if not math.isclose(getattr(model, name), must, rel_tol=1e-9):
+            raise ValueError(
+                f"a Hugging Face model of type {family} must have model.{name}={must:g}, got {getattr(model, name):g}; "
+                "export only models with this setting"
+            )
+    if not is_gemma:
+        return {}
+    return {
+        "query_pre_attn_scalar": round(scalar),
+        "final_logit_softcapping": model.logit_cap or None,
+        "attn_logit_softcapping": None,
+        "use_bidirectional_attention": False,
+    }
 
 
 # What layers with a window may have in place of the model's settings.

@@ -1,13 +1,9 @@
-"""What is special to a Gemma 3 in its config.json, both ways; imports no jax."""
+"""What is special to a Gemma 3 in its config.json; imports no jax."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from sppo_jax.config.model import ModelConfig
+from typing import Any
 
 GEMMA = "gemma3_text"
 _MULTIMODAL, _OF_MULTIMODAL, _OF_TEXT = "gemma3", "Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"
@@ -58,35 +54,4 @@ def scales_from_hf(config: Mapping[str, Any]) -> dict[str, float]:
         "embedding_scale": float(config["hidden_size"] ** 0.5),
         "query_scale": 0.0 if scalar == config.get("head_dim") else float(scalar**-0.5),
         "logit_cap": float(cap or 0.0),
-    }
-
-
-def scales_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
-    """Writes the keys of a config.json that scale embeddings and queries and cap logits.
-
-    Args:
-        model: the shape of the model.
-        family: its `model_type`.
-
-    Raises:
-        ValueError: the family has no such scales; the message names the setting.
-    """
-    is_gemma, wanted = family == GEMMA, {"embedding_scale": 1.0, "query_scale": model.query_scale, "logit_cap": 0.0}
-    scalar = model.query_scale**-2 if model.query_scale else model.head_dim
-    if is_gemma:
-        wanted |= {"embedding_scale": model.hidden_size**0.5, "logit_cap": model.logit_cap}
-    wanted["query_scale"] = round(scalar) ** -0.5 if is_gemma and model.query_scale else 0.0
-    for name, must in wanted.items():
-        if not math.isclose(getattr(model, name), must, rel_tol=1e-9):
-            raise ValueError(
-                f"a Hugging Face model of type {family} must have model.{name}={must:g}, got {getattr(model, name):g}; "
-                "export only models with this setting"
-            )
-    if not is_gemma:
-        return {}
-    return {
-        "query_pre_attn_scalar": round(scalar),
-        "final_logit_softcapping": model.logit_cap or None,
-        "attn_logit_softcapping": None,
-        "use_bidirectional_attention": False,
     }

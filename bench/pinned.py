@@ -57,6 +57,9 @@ CASES = (
     Case("gpt-7b-4m"),
     Case("qwen3-8b-1m-8gpu"),
     Case("qwen3-30b-a3b-1m-8gpu"),
+    Case("gemma-3-27b-1m-8gpu"),
+    Case("gpt-oss-20b-1m-8gpu"),
+    Case("olmo-3-7b-1gpu"),
 )
 
 

@@ -9,19 +9,25 @@ as devices); since jaxlib 0.12 even neighbours change places. GPUs and TPUs keep
 So here every collective is made to need something of the last loop before it (with newer runtimes of its neighbour
 too). Most do anyway; the others get an input that waits. Every loop carries a token: a number that counts steps. The
 token's first value needs all collectives and loops before the loop, and what comes later waits for the last value.
+
+What a value needs is a set of bits, one for each event (see `_Run`). Two bits say what else the value is made of:
+`_DATA`, which the compiler does not know, and `_TABLE`, which it knows and which is not one number throughout.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from functools import reduce
-from operator import or_
+from operator import and_, or_
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun, jaxprs_in_params
 
 from sppo_jax.compat import is_on_host, neighbours_keep_order, scan_counts
+
+_DATA, _TABLE, _FIRST = 1, 2, 4  # and the first event
 
 
 def in_order(f: Callable) -> Callable:
@@ -45,7 +51,7 @@ def in_order(f: Callable) -> Callable:
         if not neighbours_keep_order():
             # What it knows, the compiler folds, and with it what a collective was made to need.
             closed = closed.replace(consts=[_wait(jnp.asarray(x), leaves) for x in closed.consts])
-        run.evaluate(closed, leaves)
+        run.evaluate(closed, leaves, [_DATA] * len(leaves))
         return jax.tree.unflatten(jax.tree.structure(shape), run.results(closed.jaxpr.outvars))
 
     return ordered
@@ -54,24 +60,24 @@ def in_order(f: Callable) -> Callable:
 class _Run:
     """An evaluation of a jaxpr in which every collective gets its place.
 
-    Collectives, and scans that hold some, are events. Event number i is bit i of a set; `needs` has for each variable
-    the set of events whose results it is made of.
+    Collectives, and scans that hold some, are events. An event's number is its bit in a set; `needs` has for each
+    variable the set of events whose results it is made of.
 
     Args:
         events: for each event before all others, values that are there once it is over.
     """
 
     def __init__(self, events: Sequence[Sequence[jax.Array]] = ()):
-        self.events = list(events)
+        self.events = [(), (), *events]  # the first two bits are of no event
         self.last_loop = 0  # a set of at most one event; all older ones are before it
         self.values: dict = {}
         self.needs: dict = {}
 
-    def evaluate(self, closed: ClosedJaxpr, inputs: Sequence[jax.Array], *, of_first: Collection[int] = ()) -> None:
-        """Evaluates all equations; the inputs of these numbers are made of the first event."""
+    def evaluate(self, closed: ClosedJaxpr, inputs: Sequence[jax.Array], needs: Sequence[int]) -> None:
+        """Evaluates all equations; `needs` has what the inputs are made of."""
         jaxpr = closed.jaxpr
-        self._set((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *inputs), 0)
-        self.needs |= {jaxpr.invars[i]: 1 for i in of_first}
+        self._set(jaxpr.constvars, closed.consts, map(_of_constant, closed.consts))
+        self._set(jaxpr.invars, inputs, needs)
         self._evaluate(jaxpr)
 
     def _evaluate(self, jaxpr: Jaxpr) -> None:
@@ -113,20 +119,19 @@ class _Run:
         """Returns a variable's value."""
         return x.val if isinstance(x, Literal) else self.values[x]
 
-    def _set(self, variables: Sequence, values: Sequence[jax.Array], needs: int) -> None:
-        for variable, value in zip(variables, values, strict=True):
-            self.values[variable], self.needs[variable] = value, needs
+    def _set(self, variables: Sequence, values: Sequence[jax.Array], needs: Iterable[int]) -> None:
+        for variable, value, bits in zip(variables, values, needs, strict=True):
+            self.values[variable], self.needs[variable] = value, bits
 
     def _needed(self, variables: Sequence) -> int:
-        return reduce(or_, (0 if isinstance(x, Literal) else self.needs[x] for x in variables), 0)
+        return _any(_of(self.needs, variables))
 
     def _witnesses(self, events: int) -> list[jax.Array]:
         return [x for i, values in enumerate(self.events) if events >> i & 1 for x in values]
 
     def _compute(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
         results = _bind(jaxpr, eqn, [self.value(x) for x in eqn.invars])
-        for variable, value, sources in zip(eqn.outvars, results, _made_of(eqn), strict=True):
-            self._set([variable], [value], self._needed([eqn.invars[i] for i in sources]))
+        self._set(eqn.outvars, results, _made_of(eqn, _of(self.needs, eqn.invars)))
 
     def _collective(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
         if not _is_collective(eqn):
@@ -137,8 +142,10 @@ class _Run:
     def _scan(self, eqn: JaxprEqn) -> None:
         num_constants, num_carried = scan_counts(eqn.params)
         constants, carried, sliced = _split([self.value(x) for x in eqn.invars], num_constants, num_carried)
-        still = {*range(num_constants), *(num_constants + i for i in _kept(eqn, (num_constants, num_carried)))}
-        body = _with_order_inside(eqn.params["jaxpr"], set(range(len(eqn.invars))) - still)
+        needs = _of(self.needs, eqn.invars)
+        still = {num_constants + i for i in _kept(eqn, needs, (num_constants, num_carried))}
+        changed = set(range(num_constants, len(needs))) - still
+        body = _with_order_inside(eqn.params["jaxpr"], _inside(needs, (num_constants, num_carried), changed))
 
         def step(carry, row):
             token, *results = body(carry[0], *constants, *carry[1:], *row)
@@ -153,7 +160,7 @@ class _Run:
                 reverse=eqn.params["reverse"],
                 unroll=eqn.params["unroll"],
             )
-        self._loop(eqn, token, [*carried, *stacked], (num_constants, num_carried))
+        self._loop(eqn, token, [*carried, *stacked], needs, (num_constants, num_carried))
 
     def _while(self, eqn: JaxprEqn) -> None:
         if any(map(_communicates, eqn.params["cond_jaxpr"].eqns)):
@@ -164,39 +171,36 @@ class _Run:
         inputs = [self.value(x) for x in eqn.invars]
         of_condition, constants, carried = _split(inputs, num_of_condition, num_constants)
         condition = jaxpr_as_fun(eqn.params["cond_jaxpr"])
-        body = _with_order_inside(eqn.params["body_jaxpr"], changed=())  # so everything in it waits
+        needs = _of(self.needs, eqn.invars)[num_of_condition:]
+        inside = _inside(needs, (num_constants, len(carried)), changed=())  # so everything in it waits
+        body = _with_order_inside(eqn.params["body_jaxpr"], inside)
         with _named(eqn):
             token, *carried = lax.while_loop(
                 lambda carry: condition(*of_condition, *carry[1:])[0],
                 lambda carry: tuple(body(carry[0], *constants, *carry[1:])),
                 (self.token(), *carried),
             )
-        self._loop(eqn, token, carried, (num_constants, len(carried)))
+        self._loop(eqn, token, carried, needs, (num_constants, len(carried)))
 
-    def _loop(self, eqn: JaxprEqn, token: jax.Array, results: list, counts: tuple[int, int]) -> None:
+    def _loop(self, eqn: JaxprEqn, token: jax.Array, results: list, needs: list, counts: tuple[int, int]) -> None:
         self._happened(eqn, results, [token], (1 << len(self.events)) - 1)
-        first = counts[0] if eqn.primitive.name == "scan" else len(eqn.invars) - counts[1]
-        for i in _kept(eqn, counts):  # the compiler takes it out of the loop
-            self.needs[eqn.outvars[i]] = self._needed([eqn.invars[first + i]])
+        self.needs |= {eqn.outvars[i]: bits for i, bits in _kept(eqn, needs, counts).items()}
         self.last_loop = 1 << (len(self.events) - 1)
 
     def _once(self, eqn: JaxprEqn) -> None:
         """Evaluates the only step of a scan in the place of the scan, as the compiler does."""
         body = eqn.params["jaxpr"]
         num_constants, num_carried = scan_counts(eqn.params)
-        self._set(body.jaxpr.constvars, body.consts, 0)
-        for i, (inner, outer) in enumerate(zip(body.jaxpr.invars, eqn.invars, strict=True)):
-            value = self.value(outer)
-            self._set([inner], [value if i < num_constants + num_carried else value[0]], self._needed([outer]))
-        self._evaluate(body.jaxpr)
-        for i, (inner, outer) in enumerate(zip(body.jaxpr.outvars, eqn.outvars, strict=True)):
-            value = self.value(inner)
-            self._set([outer], [value if i < num_carried else value[None]], self._needed([inner]))
+        values = [self.value(x) for x in eqn.invars]
+        whole = num_constants + num_carried
+        self.evaluate(body, [*values[:whole], *(x[0] for x in values[whole:])], _of(self.needs, eqn.invars))
+        values, needs = [self.value(x) for x in body.jaxpr.outvars], _of(self.needs, body.jaxpr.outvars)
+        self._set(eqn.outvars, [*values[:num_carried], *(x[None] for x in values[num_carried:])], needs)
 
     def _happened(self, eqn: JaxprEqn, results: Sequence, witnesses: Sequence, before: int) -> None:
         self.events.append(tuple(witnesses))
         happened = 1 << (len(self.events) - 1)
-        self._set(eqn.outvars, results, self._needed(eqn.invars) | before | happened)
+        self._set(eqn.outvars, results, [self._needed(eqn.invars) | before | happened | _DATA] * len(results))
 
 
 def _is_collective(eqn: JaxprEqn) -> bool:
@@ -221,36 +225,43 @@ def _bind(jaxpr: Jaxpr, eqn: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[
     return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*given.values())
 
 
-def _with_order_inside(body: ClosedJaxpr, changed: Collection[int]) -> Callable:
+def _inside(needs: Sequence[int], counts: tuple[int, int], changed: Collection[int]) -> list[int]:
+    """Returns what a loop's inputs are made of for its body: those of the given numbers change from step to step."""
+    constants, carried, sliced = _split(needs, *counts)
+    inside = [*(bits & (_DATA | _TABLE) for bits in constants), *(_DATA for _ in carried), *map(_slice_of, sliced)]
+    return [bits | _FIRST if bits and i in changed else bits for i, bits in enumerate(inside)]
+
+
+def _with_order_inside(body: ClosedJaxpr, needs: Sequence[int]) -> Callable:
     """Returns a loop's body in order, of a token and the inputs, to a later token and the results.
 
     The compiler takes a collective that is the same in every iteration out of the loop. So a collective waits for the
-    token unless it needs one of the inputs that change, whose numbers are given.
+    token unless it needs one of the inputs that change, which are made of the first event.
     """
     holds_loops = any(_communicates(inner) and not _is_collective(inner) for inner in body.eqns)
-    waits = _repeats(body.jaxpr, changed)
+    waits = _repeats(body.jaxpr, needs)
     if neighbours_keep_order() and not holds_loops and not waits:
         return lambda token, *inputs: [token + 1, *jaxpr_as_fun(body)(*inputs)]
 
     def ordered(token, *inputs):
         run = _Run([[token]] if waits else ())
-        run.last_loop = len(run.events)
-        run.evaluate(body, inputs, of_first=changed if waits else ())
+        run.last_loop = _FIRST if waits else 0
+        run.evaluate(body, inputs, needs if waits else [bits & ~_FIRST for bits in needs])
         return [token + 1 + run.token(), *map(run.value, body.jaxpr.outvars)]
 
     return ordered
 
 
-def _repeats(jaxpr: Jaxpr, changed: Collection[int]) -> bool:
-    """Returns whether a collective, or a loop that holds some, needs none of a body's inputs of these numbers."""
-    made_of = _followed(jaxpr)
-    for eqn in filter(_communicates, jaxpr.eqns):
-        needed = [set() if isinstance(x, Literal) else made_of[x] for x in eqn.invars]
-        varying = {i for i, sources in enumerate(needed) if not sources.isdisjoint(changed)}
+def _repeats(body: Jaxpr, needs: Sequence[int]) -> bool:
+    """Returns whether a collective, or a loop that holds some, needs none of a body's inputs that change."""
+    made_of = _followed(body, needs)
+    for eqn in filter(_communicates, body.eqns):
+        needed = _of(made_of, eqn.invars)
+        varying = [bits & _FIRST for bits in needed]
         if _is_collective(eqn):
-            repeats = len(varying) < len(needed)
+            repeats = not all(varying)
         else:
-            repeats = _repeats(_body(eqn), varying) if _is_one_step(eqn) else not varying
+            repeats = _repeats(_body(eqn), needed) if _is_one_step(eqn) else not any(varying)
         if repeats:
             return True
     return False
@@ -270,61 +281,92 @@ def _body(eqn: JaxprEqn) -> Jaxpr:
     return eqn.params["jaxpr" if eqn.primitive.name == "scan" else "body_jaxpr"].jaxpr
 
 
-def _kept(eqn: JaxprEqn, counts: tuple[int, int]) -> set[int]:
-    """Returns which of the values that a loop carries are the same in every step."""
-    body, (num_constants, num_carried) = _body(eqn), counts
-    passed_on = _passed_on(body)
-    return {i for i in range(num_carried) if passed_on[i] == num_constants + i}
+def _kept(eqn: JaxprEqn, needs: Sequence[int], counts: tuple[int, int]) -> dict[int, int]:
+    """Returns what the values that a loop carries, and may not change, are made of; the compiler takes them out.
 
-
-def _passed_on(jaxpr: Jaxpr) -> list[int | None]:
-    """Returns for each result which input the result is once the compiler has dropped barriers and inlined calls."""
-    origins = {x: i for i, x in enumerate(jaxpr.invars)}
-    for eqn in jaxpr.eqns:
-        sources = []
-        called = list(jaxprs_in_params(eqn.params))
-        if eqn.primitive.name == "optimization_barrier":
-            sources = list(range(len(eqn.invars)))
-        elif eqn.primitive.name == "scan":
-            counts = scan_counts(eqn.params)
-            kept = _kept(eqn, counts)
-            sources = [counts[0] + i if i in kept else None for i in range(counts[1])]
-        elif len(called) == 1 and len(called[0].invars) == len(eqn.invars):
-            sources = _passed_on(called[0])
-        for result, source in zip(eqn.outvars, sources, strict=False):
-            if source is not None and not isinstance(eqn.invars[source], Literal) and eqn.invars[source] in origins:
-                origins[result] = origins[eqn.invars[source]]
-    return [None if isinstance(x, Literal) else origins.get(x) for x in jaxpr.outvars]
-
-
-def _made_of(eqn: JaxprEqn) -> list[Collection[int]]:
-    """Returns for each result of an equation which inputs the compiler makes the result of.
-
-    The compiler drops barriers. It also drops the parts of loops and calls that a result does not need, and the index
-    of a slice that is the whole array.
+    A value may be unchanged if a step makes it of nothing else.
     """
-    if eqn.primitive.name == "optimization_barrier":
-        return [[i] for i in range(len(eqn.invars))]
-    if eqn.primitive.name == "dynamic_slice":
-        return [[0, *_indices(eqn, 1, eqn.outvars[0])]]
-    if eqn.primitive.name == "dynamic_update_slice":
-        indices = _indices(eqn, 2, eqn.invars[1])
-        return [[0, 1, *indices] if indices else [1]]
-    if eqn.primitive.name == "gather" and _is_of_whole_dims(eqn):
-        return [[0]]
-    if eqn.primitive.name == "scan":
-        return _scan_made_of(eqn)
+    constants, carried, sliced = _split(needs, *counts)
+    others = [bits and bits & (_DATA | _TABLE) | _FIRST for bits in constants]
+    own = [_FIRST << 1 + i for i in range(len(carried))]
+    changing = [_slice_of(bits) | _FIRST for bits in sliced]
+    results = _results(_body(eqn), [*others, *(_DATA | bit for bit in own), *changing])
+    found = {i: results[i] & ~(_DATA | _TABLE) for i in range(len(carried))}
+    return {i: carried[i] if bits else 0 for i, bits in found.items() if bits in (0, own[i])}
+
+
+def _made_of(eqn: JaxprEqn, needs: Sequence[int]) -> list[int]:
+    """Returns for each result of an equation what the compiler makes the result of; `needs` has it for each input.
+
+    The compiler drops barriers. It also drops the parts of loops and calls that a result does not need, the index of a
+    slice that is the whole array or of one number throughout, and all but one of several where it knows the choice.
+    """
+    results = _sources(eqn, needs)
+    return [bits & ~_TABLE if x.aval.size == 1 else bits for x, bits in zip(eqn.outvars, results, strict=True)]
+
+
+def _sources(eqn: JaxprEqn, needs: Sequence[int]) -> Sequence[int]:
+    match eqn.primitive.name:
+        case "optimization_barrier":
+            return needs
+        case "iota":
+            return [_TABLE]
+        case "axis_index":
+            return [_DATA if lax.axis_size(eqn.params["axis_name"]) > 1 else 0]
+        case "and" | "or":
+            return [_any(needs) if all(bits & _DATA for bits in needs) else _all(needs)]
+        case "select_n":
+            return [_chosen(needs[0], needs[1:])]
+        case "cond":
+            branches = (_results(branch.jaxpr, needs[1:]) for branch in eqn.params["branches"])
+            return [_chosen(needs[0], cases) for cases in zip(*branches, strict=True)]
+        case "dynamic_slice":
+            return [needs[0] and _any([needs[0], *_indices(eqn, needs, 1, eqn.outvars[0])])]
+        case "dynamic_update_slice":
+            indices = _indices(eqn, needs, 2, eqn.invars[1])
+            return [_any([*needs[:2], *indices]) if indices else needs[1]]
+        case "gather":
+            return [needs[0] and _any(needs[:1] if _is_of_whole_dims(eqn) else needs)]
+        case "scan" | "while":
+            return _loop_made_of(eqn, needs)
     called = list(jaxprs_in_params(eqn.params))
-    arguments, results = len(eqn.invars), len(eqn.outvars)
-    if [(len(jaxpr.invars), len(jaxpr.outvars)) for jaxpr in called] == [(arguments, results)]:
-        return _results_made_of(called[0])
-    return [range(arguments)] * results
+    if [(len(jaxpr.invars), len(jaxpr.outvars)) for jaxpr in called] == [(len(needs), len(eqn.outvars))]:
+        return _results(called[0], needs)
+    return [_any(needs) | (_DATA | _FIRST if _is_collective(eqn) else 0)] * len(eqn.outvars)
 
 
-def _indices(eqn: JaxprEqn, first: int, part) -> list[int]:
-    """Returns which inputs, from the first index on, say where in an array a part of it lies."""
+def _any(needs: Iterable[int]) -> int:
+    return reduce(or_, needs, 0)
+
+
+def _all(needs: Iterable[int]) -> int:
+    return reduce(and_, needs)
+
+
+def _chosen(choice: int, cases: Sequence[int]) -> int:
+    return _any([choice, *cases]) if choice & _DATA else _all(cases)
+
+
+def _slice_of(bits: int) -> int:
+    """Returns what a slice is made of whose place the compiler does not know."""
+    return _DATA if bits else 0
+
+
+def _of(needs: dict, variables: Sequence) -> list[int]:
+    return [_of_constant(x.val) if isinstance(x, Literal) else needs[x] for x in variables]
+
+
+def _of_constant(value) -> int:
+    if isinstance(value, jax.core.Tracer):
+        return _DATA
+    numbers = np.ravel(value)
+    return _TABLE if (numbers != numbers[:1]).any() else 0
+
+
+def _indices(eqn: JaxprEqn, needs: Sequence[int], first: int, part) -> list[int]:
+    """Returns what the inputs are made of, from the first index on, that say where in an array a part of it lies."""
     sizes = zip(eqn.invars[0].aval.shape, part.aval.shape, strict=True)
-    return [first + i for i, (whole, size) in enumerate(sizes) if size < whole]
+    return [needs[first + i] for i, (whole, size) in enumerate(sizes) if size < whole]
 
 
 def _is_of_whole_dims(gather: JaxprEqn) -> bool:
@@ -332,31 +374,33 @@ def _is_of_whole_dims(gather: JaxprEqn) -> bool:
     return all(sizes[dim] == shape[dim] for dim in gather.params["dimension_numbers"].start_index_map)
 
 
-def _scan_made_of(eqn: JaxprEqn) -> list[Collection[int]]:
-    num_constants, num_carried = scan_counts(eqn.params)
-    of_step, found = _results_made_of(_body(eqn)), []
-    for sources in of_step:
-        before, sources = set(), set(sources)
-        while before != sources:
-            before = set(sources)
-            carried = (i - num_constants for i in before if 0 <= i - num_constants < num_carried)
-            sources = before.union(*(of_step[i] for i in carried))
-        found.append(sources)
-    return found
+def _loop_made_of(eqn: JaxprEqn, needs: Sequence[int]) -> list[int]:
+    if _is_one_step(eqn):
+        return _results(_body(eqn), needs)
+    if eqn.primitive.name == "scan":
+        counts = scan_counts(eqn.params)
+    else:
+        needs, num_constants = needs[eqn.params["cond_nconsts"] :], eqn.params["body_nconsts"]
+        counts = num_constants, len(needs) - num_constants
+    constants, carried, sliced = _split(needs, *counts)
+    sliced = [bits and bits | _DATA for bits in sliced]
+    while True:
+        results = _results(_body(eqn), [*constants, *carried, *sliced])
+        grown = [before | after for before, after in zip(carried, results, strict=False)]
+        if grown == carried:
+            return results
+        carried = grown
 
 
-def _results_made_of(jaxpr: Jaxpr) -> list[set[int]]:
-    made_of = _followed(jaxpr)
-    return [set() if isinstance(x, Literal) else made_of[x] for x in jaxpr.outvars]
+def _results(jaxpr: Jaxpr, needs: Sequence[int]) -> list[int]:
+    return _of(_followed(jaxpr, needs), jaxpr.outvars)
 
 
-def _followed(jaxpr: Jaxpr) -> dict:
-    """Returns for each variable of a jaxpr the numbers of the inputs that it is made of."""
-    made_of: dict = {x: set() for x in jaxpr.constvars} | {x: {i} for i, x in enumerate(jaxpr.invars)}
+def _followed(jaxpr: Jaxpr, needs: Sequence[int]) -> dict:
+    """Returns for each variable of a jaxpr what it is made of if the inputs are made of `needs`."""
+    made_of: dict = dict.fromkeys(jaxpr.constvars, 0) | dict(zip(jaxpr.invars, needs, strict=True))
     for eqn in jaxpr.eqns:
-        for result, sources in zip(eqn.outvars, _made_of(eqn), strict=True):
-            inputs = [eqn.invars[i] for i in sources]
-            made_of[result] = set().union(*(made_of[x] for x in inputs if not isinstance(x, Literal)))
+        made_of |= zip(eqn.outvars, _made_of(eqn, _of(made_of, eqn.invars)), strict=True)
     return made_of
 
 

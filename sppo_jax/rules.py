@@ -32,6 +32,7 @@ class Facts:
     Args:
         num_layers: layers of the model.
         kinds: of each layer; () where all are alike.
+        stacks: of each layer the name of the stack that holds its parameters; () where all are alike.
         num_heads: query heads of the model.
         data: pipelines.
         pipe: stages.
@@ -63,6 +64,7 @@ class Facts:
 
     num_layers: int | None = None
     kinds: tuple[str | None, ...] = ()
+    stacks: tuple[str, ...] = ()
     num_heads: int | None = None
     data: int | None = None
     pipe: int | None = None
@@ -163,25 +165,34 @@ def _layers_of_stages(facts: Facts) -> Broken | None:
 
 
 def _kinds_of_groups(facts: Facts) -> Broken | None:
-    """Every group has the same kinds in the same order: one program serves all groups of all stages."""
+    """One program serves all groups of all stages.
+
+    On one stage every group has as many layers of each stack, for a tick chooses by its group which kinds it runs. The
+    groups of several stages have the same kinds in the same order, because all stages make the same exchanges.
+    """
     if not facts.kinds or facts.pipe is None:
         return None
-    groups = facts.pipe * (facts.interleave or 1)
-    if _repeats(facts.kinds, groups):
+    interleave = facts.interleave or 1
+    if _is_even(facts, facts.pipe * interleave):
         return None
-    what = "mesh.pipe" if facts.interleave in (None, 1) else "mesh.pipe * schedule.interleave"
-    possible = [str(count) for count in divisors(len(facts.kinds)) if _repeats(facts.kinds, count)]
+    what = "mesh.pipe" if interleave == 1 else "mesh.pipe * schedule.interleave"
+    must = "equal patterns of model.layers" if facts.pipe > 1 else "groups with as many layers of each shape"
+    possible = [str(count) for count in divisors(len(facts.kinds)) if _is_even(facts, count)]
     return Broken(
-        f"{what} must divide the layers into equal patterns of model.layers",
-        f"{groups} parts",
+        f"{what} must divide the layers into {must}",
+        f"{facts.pipe * interleave} parts",
         f"use {' or '.join(possible)}, or another pattern",
     )
 
 
-def _repeats(kinds: tuple[str | None, ...], parts: int) -> bool:
-    """Returns whether so many parts of the layers have the same kinds in the same order."""
-    size = len(kinds) // parts
-    return size * parts == len(kinds) and kinds[:size] * parts == kinds
+def _is_even(facts: Facts, parts: int) -> bool:
+    """Returns whether one program serves so many parts of the layers."""
+    names = facts.kinds if facts.pipe != 1 else facts.stacks or facts.kinds
+    size = len(names) // parts
+    if size * parts != len(names):
+        return False
+    found = [names[begin : begin + size] for begin in range(0, len(names), size)]
+    return len({part if facts.pipe != 1 else tuple(sorted(part)) for part in found}) == 1  # type: ignore[type-var]
 
 
 def _layers_of_groups(facts: Facts) -> Broken | None:
@@ -430,13 +441,15 @@ def nearest_multiples(value: int, multiple: int) -> str:
     return f"{below} or {below + multiple}" if below else f"{multiple}"
 
 
-def layers_per_virtual_stage(num_layers: int, pipe: int, interleave: int, kinds: tuple[str | None, ...] = ()) -> int:
-    """Returns the layers of a virtual stage.
+def layers_per_virtual_stage(
+    num_layers: int, pipe: int, interleave: int, kinds: tuple[str | None, ...] = (), stacks: tuple[str, ...] = ()
+) -> int:
+    """Returns the layers of a virtual stage; `kinds` and `stacks` as in `Facts`.
 
     Raises:
         Broken: the layers, or their kinds, do not divide evenly.
     """
-    check(Facts(num_layers=num_layers, kinds=kinds, pipe=pipe, interleave=interleave))
+    check(Facts(num_layers=num_layers, kinds=kinds, stacks=stacks, pipe=pipe, interleave=interleave))
     return num_layers // (pipe * interleave)
 
 

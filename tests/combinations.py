@@ -295,6 +295,38 @@ def _draw_kind(draws: Draws, model: dict, ulysses: int, kernel: str) -> dict:
     return kind
 
 
+def draw_unlike_groups(seed: int) -> Case:
+    """Draws a program of one stage whose groups of layers have unlike kinds, of one shape or of two.
+
+    Args:
+        seed: the same seed gives the same program.
+    """
+    case, draws = draw_by_groups(seed), Draws(seed + 8000)
+    data, pipe, seq = case.plan["mesh"]
+    plan = case.plan | {"kv_grad_dtype": "float32", "mesh": (data * pipe, 1, seq)}
+    ring, groups = seq // plan["ulysses"], plan["interleave"]
+    kinds: dict = {"unrotated": {"rope": {"fraction": 0.0}}, "local": {"rope": {"theta": 50.0}}}
+    model = {name: value for name, value in case.model.items() if name not in ("qkv_bias", "num_layers")}
+    if draws.chance(0.6):
+        plan["kernel"] = "blockwise"
+        kinds["local"] |= dict(sliding_window=max(2, ring * draws.number(1, 9)))
+        model["sinks"] = draws.chance(0.5)
+    names = ("full", "local", "unrotated")[: draws.pick((2, 3))]
+    size = draws.pick((1, 1, 2))
+    order = [draws.pick(names) for _ in range(groups * size)]
+    order[0], order[-1] = "full", "local"  # two patterns at least
+    if size == 2 and draws.chance(0.5):
+        # Each group has one layer of another shape.
+        kinds["wide"] = {"mlp_size": 9}
+        order = [kind for pair in zip(order[::2], ["wide"] * groups, strict=True) for kind in pair]
+        order[-2] = "local"
+    elif draws.chance(0.4):
+        model["experts"] = dict(count=4, chosen=2, size=5, balance=0.3, shared_size=0)
+    kinds = {name: kind for name, kind in kinds.items() if name in order}
+    model |= dict(num_layers=len(order), layers=",".join(order), kinds=kinds)
+    return replace(case, plan=plan, model=model, dtype="float64")
+
+
 def draw_window(seed: int) -> Case:
     """Draws a program whose layers have a window: even seeds a depth-first one, odd seeds a breadth-first one.
 
@@ -316,6 +348,30 @@ def with_window(case: Case, seed: int) -> Case:
     # with holes leave out every second position.
     window = window if sinks else max(window, ring * math.ceil(3 / ring))
     return replace(case, plan=plan, model=case.model | {"sliding_window": window, "sinks": sinks}, dtype="float64")
+
+
+def draw_gpt_oss(seed: int) -> Case:
+    """Draws a program of layers as in gpt-oss: windows in every second, sinks, all biases, clamped experts.
+
+    Args:
+        seed: as in `draw_window`.
+    """
+    case, draws = (draw_by_groups if seed % 2 else draw)(seed), Draws(seed + 7000)
+    plan, count = case.plan | {"kv_grad_dtype": "float32"}, draws.number(2, 6)
+    groups, ring = plan["mesh"][1] * plan["interleave"], plan["mesh"][2] // plan["ulysses"]
+    experts = dict(count=count, chosen=draws.number(2, count), size=draws.number(3, 11), mlp="clamped", bias=True)
+    model = case.model | dict(
+        num_layers=2 * groups,
+        layers=f"{groups}x(local,full)",
+        kinds={"local": {"sliding_window": ring * draws.number(1, 9)}},
+        sinks=True,
+        qkv_bias=True,
+        output_bias=True,
+        qk_norm=False,
+        experts=experts | dict(scores="softmax_of_chosen", balance=draws.pick((0.0, 0.3))),
+        rope=dict(theta=50.0, scaling="yarn", factor=4.0, original_length=16, truncate=False),
+    )
+    return replace(case, plan=plan, model=model, dtype="float64")
 
 
 def features(case: Case) -> frozenset[str]:

@@ -179,6 +179,67 @@ def beside_another_that_is_dropped(x, y):
     return moved, lax.all_to_all(y, "ring", 0, 0)
 
 
+def chosen_by_a_table(x, y):
+    """Where the compiler knows the choice, it drops what is not chosen."""
+    moved = around(x)
+    return moved, lax.all_to_all(jnp.where(jnp.asarray([1, 0])[0] == 1, y, moved), "ring", 0, 0)
+
+
+def chosen_by_a_table_of_one_number(x, y):
+    """Such a table has the same number at every index."""
+    moved, here = around(x), jnp.asarray([1] * 8)[lax.axis_index("ring")]
+    return moved, lax.all_to_all(jnp.where(here == 1, y, moved), "ring", 0, 0)
+
+
+def chosen_by_the_place_on_an_axis_of_one(x, y):
+    moved = around(x)
+    return moved, lax.all_to_all(jnp.where(lax.axis_index("one") == 0, y, moved), "ring", 0, 0)
+
+
+def chosen_by_two_of_which_one_is_known(x, y):
+    moved, never = around(x), jnp.asarray([1, 0])[1] == 1
+    return moved, lax.all_to_all(jnp.where(never & (x[0, 0] > 0), moved, y), "ring", 0, 0)
+
+
+def a_branch_that_is_known(x, y):
+    moved = around(x)
+    chosen = lax.cond(jnp.asarray([1, 0])[0] == 1, lambda x, y: jnp.cos(y), lambda x, y: jnp.sin(x), moved, y)
+    return moved, lax.all_to_all(chosen, "ring", 0, 0)
+
+
+def kept_by_a_choice_that_is_known(x, y):
+    keeps = jnp.asarray([1, 0])[0] == 1
+
+    def step(carry, _):
+        x, y = carry
+        x = jnp.sin(shift(x))
+        return (x, jnp.where(keeps, y, x)), None
+
+    (x, y), _ = lax.scan(step, (x, y), None, length=3)
+    return x, lax.all_to_all(y, "ring", 0, 0)
+
+
+def changed_round_in_one_step(x, y):
+    """A loop of one step is no loop: what comes round the second time does not come."""
+
+    def step(carry, _):
+        return (jnp.sin(carry[1]), moved), None
+
+    moved = around(x)
+    (y, again), _ = lax.scan(step, (x, y), None, length=1)
+    return again, lax.all_to_all(y, "ring", 0, 0)
+
+
+def handed_on_by_a_loop_of_unknown_length(x, y):
+
+    def step(_, carry):
+        x, y = lax.optimization_barrier(carry)
+        return jnp.sin(x), y
+
+    moved, y = lax.fori_loop(0, (x[0, 0] > 0).astype(jnp.int32), step, (around(x), y))
+    return moved, lax.all_to_all(y, "ring", 0, 0)
+
+
 PROGRAMS = (
     loop_then_collective,
     collective_then_loop,
@@ -200,11 +261,20 @@ PROGRAMS = (
     written_over,
     beside_another_in_a_call,
     beside_another_that_is_dropped,
+    chosen_by_a_table,
+    chosen_by_a_table_of_one_number,
+    chosen_by_the_place_on_an_axis_of_one,
+    chosen_by_two_of_which_one_is_known,
+    a_branch_that_is_known,
+    kept_by_a_choice_that_is_known,
+    changed_round_in_one_step,
+    handed_on_by_a_loop_of_unknown_length,
 )
 
 
 def compiled(body):
-    mesh, spec = jax.make_mesh((8,), ("ring",), axis_types=(jax.sharding.AxisType.Auto,)), P("ring")
+    mesh = jax.make_mesh((8, 1), ("ring", "one"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    spec = P("ring")
     step = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
     return step.lower(*inputs()).compile(compiler_options=NORMAL_LEVEL)
 
@@ -214,8 +284,8 @@ def inputs():
 
 
 def on_one_device(body):
-    split = [x.reshape(8, 8, 16) for x in inputs()]
-    return [x.reshape(64, 16) for x in jax.vmap(body, axis_name="ring")(*split)]
+    split = [x.reshape(1, 8, 8, 16) for x in inputs()]
+    return [x.reshape(64, 16) for x in jax.vmap(jax.vmap(body, axis_name="ring"), axis_name="one")(*split)]
 
 
 @pytest.mark.parametrize("body", PROGRAMS, ids=lambda body: body.__name__)
@@ -244,6 +314,14 @@ def test_without_an_order_they_may_overtake():
         "written_over",
         "beside_another_in_a_call",
         "beside_another_that_is_dropped",
+        "chosen_by_a_table",
+        "chosen_by_a_table_of_one_number",
+        "chosen_by_the_place_on_an_axis_of_one",
+        "chosen_by_two_of_which_one_is_known",
+        "a_branch_that_is_known",
+        "kept_by_a_choice_that_is_known",
+        "changed_round_in_one_step",
+        "handed_on_by_a_loop_of_unknown_length",
     }
 
 

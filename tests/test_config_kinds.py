@@ -91,3 +91,12 @@ def test_what_does_not_fit_together_is_refused_in_a_line(settings, message):
     with pytest.raises(ConfigError) as error:
         model_of(**settings)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_counts_of_a_group_are_shares_of_all_layers():
+    """Kinds of one shape are rounded to whole layers, of other shapes each share is whole."""
+    kinds = {"local": {"sliding_window": 8}, "wide": {"mlp_size": 9}}
+    model = model_of(layers="2x(2xlocal,full,3xwide)", kinds=kinds)
+    assert model.stacks == {"local+full": ("local", "full"), "wide": ("wide",)}
+    for num_layers, counts in {12: (4, 2, 6), 6: (2, 1, 3), 4: (1, 1, 2), 2: (0, 1, 1)}.items():
+        assert tuple(count for _, count in model.counts(num_layers)) == counts

@@ -29,3 +29,10 @@ def test_attention_has_a_turn_where_a_late_chunk_leaves_none():
 def test_resident_weights_have_no_turns():
     resident = ORDER | PLACES | dict(weights="resident")
     assert turn_shares(lower(small_plan(**resident), SHAPE)) == {}
+
+
+def test_each_pattern_has_the_share_of_its_groups():
+    """Of four groups the second is unlike the others: 15 of the 32 ticks of the loops in which it is met."""
+    shares = turn_shares(lower(small_plan(**ORDER, **PLACES), SHAPE, [0, 1, 0, 0]))
+    assert (shares["pattern_0_turn"], shares["pattern_1_turn"]) == (17 / 32, 15 / 32)
+    assert (shares["again_pattern_0_turn"], shares["again_pattern_1_turn"]) == (7 / 15, 8 / 15)

@@ -9,7 +9,7 @@ from flax import nnx
 from sppo_jax.attention.dense import dense_attention
 from sppo_jax.models.counts import layer_costs, layer_params, num_active_params, num_params
 from sppo_jax.models.dense import dense_value_and_grad
-from sppo_jax.models.stacks import LayerStacks, scan_layers, stacks_of
+from sppo_jax.models.stacks import LayerStacks, scan_layers, stack_names, stacks_of
 
 KINDS = {"local": dict(num_heads=6, num_kv_heads=2, head_dim=4, mlp_size=9, rope=dict(theta=50.0, fraction=0.5))}
 PATTERN = "2x(2xlocal,full),local"
@@ -37,10 +37,33 @@ def test_scans_return_each_kinds_results_in_order():
     """A layer's result is its place in the model, and what its stack has for it."""
     stacks = {"a": jnp.arange(5), "b": jnp.arange(10, 12)}
     begin = jnp.zeros((), jnp.int32)
-    count, found = scan_layers("aabaaba", stacks, lambda kind, place, x: (place + 1, (place, x)), begin)
+    stack_of = {"a": "a", "b": "b"}
+    count, found = scan_layers("aabaaba", stacks, stack_of, lambda kind, place, x: (place + 1, (place, x)), begin)
     assert count == 7
     np.testing.assert_array_equal(found["a"], [[0, 1, 3, 4, 6], stacks["a"]])
     np.testing.assert_array_equal(found["b"], [[2, 5], stacks["b"]])
+
+
+def test_kinds_of_one_shape_share_a_stack_in_the_order_of_the_model():
+    """A window and a rotation change no parameter; each kind still runs as itself."""
+    kinds = {"local": dict(sliding_window=8, rope=dict(theta=50.0)), "wide": dict(mlp_size=9)}
+    model = small_model(dtype="float32", layers="2x(local,full,wide)", num_layers=6, kinds=kinds)
+    assert model.config.stacks == {"local+full": ("local", "full"), "wide": ("wide",)}
+    params = nnx.state(model, nnx.Param)["layers"]
+    assert params["local+full"]["up"].shape[0] == 4 and params["wide"]["up"].shape[0] == 2
+    of_kinds = stacks_of(model.layers)
+    assert {kind: layers.mixer.window for kind, layers in of_kinds.items()} == {"local": 8, "full": 0, "wide": 0}
+    assert of_kinds["local"].config.rope.theta == 50.0 != of_kinds["full"].config.rope.theta
+    seen: list = []
+
+    def body(kind, carry, x):
+        jax.debug.callback(lambda x: seen.append((kind, int(x))), x, ordered=True)
+        return carry, x
+
+    stacks = {"local+full": jnp.arange(4), "wide": jnp.arange(4, 6)}
+    scan_layers(model.config.kind_names, stacks, stack_names(model.layers), body, 0)
+    jax.effects_barrier()
+    assert seen == [("local", 0), ("full", 1), ("wide", 4), ("local", 2), ("full", 3), ("wide", 5)]
 
 
 def test_gradients_have_the_tree_of_the_parameters(x64):

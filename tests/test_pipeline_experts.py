@@ -19,9 +19,9 @@ from sppo_jax.models.dense import dense_losses
 from sppo_jax.models.layers import DecoderLayer
 from sppo_jax.pipeline.api import Step, evaluate, value_and_grad
 
-# Six in each order of chunks: every kind of sequence, place and router; waves, and chunks that wait on the host.
-DRAWN_IN_CI = (6, 10, 22, 46, 94, 128, 23, 93, 115, 131, 137, 141)
-DRAWN_SLOWLY = range(20_000, 20_040)
+# Both orders of chunks: every kind of sequence, place and router; waves, and chunks that wait on the host.
+DRAWN_IN_CI = (10, 22, 46, 94, 23, 131, 141)
+DRAWN_SLOWLY = (6, 93, 128, 115, 137, *range(20_000, 20_040))
 EXPERTS = dict(count=5, chosen=2, size=7, balance=0.3, z=0.02, shared_size=6, shared_gate=True)
 BREADTH_FIRST = dict(
     chunks=(8, 12, 4), mesh=(1, 2, 2), schedule="breadth-first", interleave=2, sequences=2, wave=2, weights="gathered"
@@ -83,7 +83,7 @@ def test_sums_count_each_real_token_once(x64):
     assert 1 <= loads.max_over_mean <= 5 and 0 < loads.entropy <= 1 and 0 <= loads.dead_fraction < 1
 
 
-@pytest.mark.parametrize("form", ["tiles", "ragged"])
+@pytest.mark.parametrize("form", ["tiles", pytest.param("ragged", marks=pytest.mark.slow)])
 def test_a_router_that_wants_few_experts_is_exact(form, x64, monkeypatch):
     """All tokens go to two of five experts; three have none. Tiles of two rows: each expert has many."""
     monkeypatch.setattr(tiles, "TILE", 2)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from combinations import draw_kinds
+from combinations import draw_gpt_oss, draw_kinds, draw_unlike_groups
 from exactness import small_model, small_plan
 from flax import nnx
 from jaxprs import walk
@@ -16,6 +16,11 @@ from sppo_jax.rules import Broken
 # Both orders of chunks; other heads, rotations, MLPs, experts, windows and sinks; resident and gathered.
 DRAWN_IN_CI = (10, 22, 42, 9, 993)
 DRAWN_SLOWLY = (26, 33, 45, 275, *range(30_000, 30_038))
+# Groups that differ: with experts and a ring; and with layers of another shape, keys and values from the host.
+UNLIKE_IN_CI = (45, 58)
+# The others of the first sixty whose programs have few bodies of ticks.
+UNLIKE_SLOWLY = (0, 2, 4, 6, *range(7, 12), 15, 16, 17, 19, 22, 23, 26, *range(28, 34), *range(37, 43))
+OF_GPT_OSS_IN_CI, OF_GPT_OSS_SLOWLY = 164, range(30_000, 30_012)
 KINDS = {"local": {"num_heads": 6, "num_kv_heads": 2, "head_dim": 4, "mlp_size": 9, "sliding_window": 6}}
 
 
@@ -28,6 +33,24 @@ def test_drawn_kinds_have_the_dense_loss_and_gradients(seed, request):
 @pytest.mark.parametrize("seed", DRAWN_SLOWLY)
 def test_more_drawn_kinds_have_the_dense_loss_and_gradients(seed, request):
     compare(draw_kinds(seed), seed, count=2, request=request)
+
+
+@pytest.mark.parametrize("seed", UNLIKE_IN_CI)
+def test_unlike_groups_of_one_stage_have_the_dense_loss_and_gradients(seed, request):
+    compare(draw_unlike_groups(seed), seed, count=2, request=request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", UNLIKE_SLOWLY)
+def test_more_unlike_groups_have_the_dense_loss_and_gradients(seed, request):
+    compare(draw_unlike_groups(seed), seed, count=2, request=request)
+
+
+@pytest.mark.parametrize(
+    "seed", [OF_GPT_OSS_IN_CI, *[pytest.param(seed, marks=pytest.mark.slow) for seed in OF_GPT_OSS_SLOWLY]]
+)
+def test_drawn_layers_as_in_gpt_oss_have_the_dense_loss_and_gradients(seed, request):
+    compare(draw_gpt_oss(seed), seed, count=2, request=request)
 
 
 def test_groups_of_other_patterns_are_refused():

@@ -19,7 +19,7 @@ PIECES = [(1024,), (858, 166), (300, 24, 700)]
 
 def layout(stash: StashClass, tokens: int, **shapes) -> StashLayout:
     named = {name: jax.ShapeDtypeStruct((tokens, *dims), dtype) for name, (dims, dtype) in shapes.items()}
-    return StashLayout(chunk_entries(stash, {None: named}, (None, None)), num_layers=2, num_slots=3)
+    return StashLayout(chunk_entries(stash, {None: named}, [(None, None)]), num_layers=2, num_slots=3)
 
 
 def at(layer) -> At:

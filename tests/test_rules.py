@@ -119,6 +119,17 @@ def test_a_rule_holds_where_one_of_its_facts_is_open(name):
         assert name not in [RULES[error.number].__name__ for error in broken(left)], open_fact
 
 
+def test_groups_of_one_stage_have_as_many_layers_of_each_shape():
+    """In any order, and of any kinds of a shape."""
+    kinds, stacks = ("local", "wide", "wide", "full", "full", "wide"), ("a", "b", "b", "a", "a", "b")
+    for interleave in (1, 3):
+        check(Facts(kinds=kinds, stacks=stacks, pipe=1, interleave=interleave))
+    with pytest.raises(Broken, match=r"into groups with as many layers of each shape, got 2 parts; use 1 or 3, or"):
+        check(Facts(kinds=kinds, stacks=stacks, pipe=1, interleave=2))
+    with pytest.raises(Broken, match=r"into equal patterns of model.layers, got 3 parts; use 1, or another pattern"):
+        check(Facts(kinds=kinds, stacks=stacks, pipe=3))
+
+
 def test_each_factor_suits_the_kind_of_sequence_parallelism():
     for kind in (None, "ulysses", "ring", "hybrid"):
         for seq in range(1, 9):

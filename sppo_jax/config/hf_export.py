@@ -147,37 +147,6 @@ def _layers_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
     return {}
 
 
-def _scales_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
-    """Writes the keys of a config.json that scale embeddings and queries and cap logits.
-
-    Args:
-        model: the shape of the model.
-        family: its `model_type`.
-
-    Raises:
-        ValueError: the family has no such scales; the message names the setting.
-    """
-    is_gemma, wanted = family == GEMMA, {"embedding_scale": 1.0, "query_scale": model.query_scale, "logit_cap": 0.0}
-    scalar = model.query_scale**-2 if model.query_scale else model.head_dim
-    if is_gemma:
-        wanted |= {"embedding_scale": model.hidden_size**0.5, "logit_cap": model.logit_cap}
-    wanted["query_scale"] = round(scalar) ** -0.5 if is_gemma and model.query_scale else 0.0
-    for name, must in wanted.items():
-        if not math.isclose(getattr(model, name), must, rel_tol=1e-9):
-            raise ValueError(
-                f"a Hugging Face model of type {family} must have model.{name}={must:g}, got {getattr(model, name):g}; "
-                "export only models with this setting"
-            )
-    if not is_gemma:
-        return {}
-    return {
-        "query_pre_attn_scalar": round(scalar),
-        "final_logit_softcapping": model.logit_cap or None,
-        "attn_logit_softcapping": None,
-        "use_bidirectional_attention": False,
-    }
-
-
 # What layers with a window may have in place of the model's settings.
 _OF_WINDOWS = ("sliding_window", "rope")
 
@@ -218,3 +187,34 @@ def _family_of_kinds(model: ModelConfig, preferred: str | None) -> str | None:
 
 def _is(kind: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> bool:
     return set(kind) == {name} and dict(kind[name]) == settings
+
+
+def _scales_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
+    """Writes the keys of a config.json that scale embeddings and queries and cap logits.
+
+    Args:
+        model: the shape of the model.
+        family: its `model_type`.
+
+    Raises:
+        ValueError: the family has no such scales; the message names the setting.
+    """
+    is_gemma, wanted = family == GEMMA, {"embedding_scale": 1.0, "query_scale": model.query_scale, "logit_cap": 0.0}
+    scalar = model.query_scale**-2 if model.query_scale else model.head_dim
+    if is_gemma:
+        wanted |= {"embedding_scale": model.hidden_size**0.5, "logit_cap": model.logit_cap}
+    wanted["query_scale"] = round(scalar) ** -0.5 if is_gemma and model.query_scale else 0.0
+    for name, must in wanted.items():
+        if not math.isclose(getattr(model, name), must, rel_tol=1e-9):
+            raise ValueError(
+                f"a Hugging Face model of type {family} must have model.{name}={must:g}, got {getattr(model, name):g}; "
+                "export only models with this setting"
+            )
+    if not is_gemma:
+        return {}
+    return {
+        "query_pre_attn_scalar": round(scalar),
+        "final_logit_softcapping": model.logit_cap or None,
+        "attn_logit_softcapping": None,
+        "use_bidirectional_attention": False,
+    }

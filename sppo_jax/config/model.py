@@ -116,6 +116,17 @@ class ModelConfig(Section):
         return _of_kind(self, name)
 
     @property
+    def stacks(self) -> dict[str, tuple[str, ...]]:
+        """The kinds whose layers are stored as one stack, by its name: their parameters have one shape."""
+        return _stacks(self)
+
+    @property
+    def stack_names(self) -> tuple[str, ...]:
+        """The stack of each layer."""
+        stack_of = {kind: name for name, kinds in self.stacks.items() for kind in kinds}
+        return tuple(stack_of[kind] for kind in self.kind_names)
+
+    @property
     def routed(self) -> ExpertsConfig:
         """The experts of the layers that have some; those of all these layers are alike."""
         found = (kind.experts for kind, _ in self.counts(self.num_layers) if kind.experts.count)
@@ -132,13 +143,21 @@ class ModelConfig(Section):
         return math.gcd(*(kind.window_within(length) for kind, _ in self.counts(self.num_layers)))
 
     def counts(self, num_layers: int) -> list[tuple[ModelConfig, int]]:
-        """Returns the model of each kind, and how many of so many layers are of the kind: its share of all layers."""
+        """Returns the model of each kind, and how many of so many layers are of the kind: its share of all layers.
+
+        Of the kinds of one stack a group of layers may have any mix, so their shares of a group are rounded.
+        """
         if not self.layers:
             return [(self, num_layers)]
         names = self.kind_names
-        return [
-            (self.of_kind(name), num_layers * names.count(name) // self.num_layers) for name in dict.fromkeys(names)
-        ]
+        found = {}
+        for kinds in self.stacks.values():
+            begin = passed = 0
+            for name in kinds:
+                passed += names.count(name)
+                end = num_layers * passed // self.num_layers
+                found[name], begin = end - begin, end
+        return [(self.of_kind(name), found[name]) for name in dict.fromkeys(names)]
 
     def window_within(self, length: int) -> int:
         """Returns the tokens that a token of a sequence of `length` attends to; 0: all before it."""
@@ -212,3 +231,13 @@ def _of_kind(model: ModelConfig, name: str) -> ModelConfig:
         own = getattr(model, part)
         given[part] = build_section(type(own), {**dataclasses.asdict(own), **given[part]}, f"model.{part}")
     return dataclasses.replace(model, layers=None, kinds={}, **given)
+
+
+@lru_cache(maxsize=256)
+def _stacks(model: ModelConfig) -> dict[str, tuple[str, ...]]:
+    alike: dict[ModelConfig, list[str]] = {}
+    for name in dict.fromkeys(model.kind_names):
+        # No parameter's shape depends on these two.
+        shape = dataclasses.replace(model.of_kind(name), sliding_window=0, rope=RopeConfig())
+        alike.setdefault(shape, []).append(name)
+    return {"+".join(kinds): tuple(kinds) for kinds in alike.values()}

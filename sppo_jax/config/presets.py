@@ -60,7 +60,7 @@ def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
     """Returns a gpt-oss shape: every second layer, the first among them, has a window."""
     shape = _llama(2880, layers, 64, 8, 0, head_dim=64, vocab_size=201088, qkv_bias=True, output_bias=True, sinks=True)
     rope = {"theta": 150000.0, "scaling": "yarn", "factor": 32.0, "original_length": 4096, "truncate": False}
-    chosen = {"mlp": "clamped", "bias": True, "scores": "softmax_of_chosen", "balance": 0.9}
+    chosen = {"mlp": "clamped", "bias": True, "scores": "softmax_of_chosen"}
     return shape | {
         "layers": f"{layers // 2}x(local,full)",
         "kinds": {"local": {"sliding_window": 128}},

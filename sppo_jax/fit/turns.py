@@ -1,4 +1,4 @@
-"""How often the loops that gather weights, scatter sums, or compute attention again have their one turn.
+"""How often the loops that gather weights, scatter sums, attend again or run a pattern of layers have their one turn.
 
 A program's text does not say.
 """
@@ -7,9 +7,9 @@ from collections import Counter
 
 from sppo_jax.program.fold import of_bodies
 from sppo_jax.program.program import Program
-from sppo_jax.program.tick_rows import FLAGS
+from sppo_jax.program.tick_rows import FLAGS, PATTERNS
 
-# The scope of the loop of each flag of a row, by which the text of a compiled program names it.
+# The scope of the loop of each flag of a row, which the text of a compiled program has; those of patterns are numbered.
 SCOPES = {"weights.gathers": "gather_turn", "weights.scatters": "scatter_turn", "stash.attends_again": "attention_turn"}
 
 
@@ -21,7 +21,10 @@ def turn_shares(program: Program) -> dict[str, float]:
     ticks, turns = Counter(), Counter()
     for name in FLAGS:
         for values in of_bodies(program.items, program.rows[name][:, :1]):
-            if (values != values.flat[0]).any():
-                ticks[name] += values.size
-                turns[name] += int(values.sum())
-    return {SCOPES[name]: turns[name] / count for name, count in ticks.items()}
+            if (values == values.flat[0]).all():
+                continue
+            scopes = {f"{name}_{i}_turn": i for i in range(program.rows[name].max() + 1)}
+            for scope, number in scopes.items() if name in PATTERNS else [(SCOPES[name], 1)]:
+                ticks[scope] += values.size
+                turns[scope] += int((values == number).sum())
+    return {scope: turns[scope] / count for scope, count in ticks.items()}

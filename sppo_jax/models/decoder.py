@@ -16,7 +16,7 @@ from sppo_jax.attention.dense import dense_attention
 from sppo_jax.attention.mixer import mixer_of
 from sppo_jax.dtypes import accumulator, compute_dtype
 from sppo_jax.models.layers import layer_of, norm_of, normal_param
-from sppo_jax.models.stacks import LayerStacks, scan_layers, stacks_of
+from sppo_jax.models.stacks import LayerStacks, scan_layers, stack_names, stacks_of
 
 if TYPE_CHECKING:
     from sppo_jax.config.model import ModelConfig
@@ -57,11 +57,14 @@ def stack_layers(config: ModelConfig, num_layers: int, *, rngs: nnx.Rngs, layer:
 
 def create_layers(config: ModelConfig, *, rngs: nnx.Rngs, layer: LayerFactory | None) -> nnx.Module:
     """Creates all layers: one stack where they are of one kind, else `LayerStacks`."""
-    stacks = {}
-    for name in dict.fromkeys(config.kind_names):
-        of_kind, count = config.of_kind(name), config.kind_names.count(name)
-        stacks[name] = stack_layers(of_kind, count, rngs=rngs, layer=layer or layer_of(of_kind))
-    return LayerStacks(stacks) if len(stacks) > 1 else stacks.popitem()[1]
+    names, of_kinds = config.kind_names, {}
+    for name in dict.fromkeys(names):
+        of_kind = config.of_kind(name)
+        of_kinds[name] = stack_layers(of_kind, names.count(name), rngs=rngs, layer=layer or layer_of(of_kind))
+    if len(of_kinds) == 1:
+        return of_kinds.popitem()[1]
+    stacks = {name: {kind: of_kinds[kind] for kind in kinds} for name, kinds in config.stacks.items()}
+    return LayerStacks(stacks, names)
 
 
 class Decoder(nnx.Module):
@@ -130,7 +133,7 @@ class Decoder(nnx.Module):
         Returns:
             x_BSD, the residual stream after the last layer, in the compute dtype; and the sums over the real tokens of
             each sequence, a tree of arrays [L, B, ...], or None where layers return no shares. Of several kinds the
-            layers that return shares are in the order of their kinds.
+            layers that return shares are in the order of their stacks.
         """
         stacks = {kind: nnx.split(stack) for kind, stack in stacks_of(self.layers).items()}
         is_real_BS = document_ids_BS >= 0
@@ -151,9 +154,10 @@ class Decoder(nnx.Module):
         x_BSD = scaled(self.embedding[...][tokens_BS].astype(self.dtype), self.config.embedding_scale)
         if None in stacks:
             return jax.lax.scan(partial(run_layer, None), x_BSD, stacks[None][1])
-        states = {kind: state for kind, (_, state) in stacks.items()}
-        x_BSD, sums = scan_layers(self.config.kind_names, states, run_layer, x_BSD)
-        shared = [of_kind for of_kind in sums.values() if jax.tree.leaves(of_kind)]
+        names = stack_names(self.layers)
+        states = {names[kind]: state for kind, (_, state) in stacks.items()}
+        x_BSD, sums = scan_layers(self.config.kind_names, states, names, run_layer, x_BSD)
+        shared = [of_stack for of_stack in sums.values() if jax.tree.leaves(of_stack)]
         return x_BSD, jax.tree.map(lambda *xs: jnp.concatenate(xs), *shared) if shared else None
 
     def head_matrix(self) -> jax.Array:

@@ -93,11 +93,11 @@ def load_hf_params(path: str | Path, shapes: nnx.State, stored: nnx.State | None
             )
     folder.check(config)
     rules = rules_for(config, folder.form)
-    sizes = {rule.kind: sizes_of(config, rule.kind) for rule in rules.values()}
+    sizes = {rule.of_stack: sizes_of(config, rule.of_stack) for rule in rules.values()}
 
     def load(key: tuple[Any, ...], leaf: jax.ShapeDtypeStruct, wanted: jax.ShapeDtypeStruct) -> jax.Array:
         rule = rules[path_name(key)]
-        read = partial(read_parameter, rule, folder.read, sizes=sizes[rule.kind], dtype=leaf.dtype)
+        read = partial(read_parameter, rule, folder.read, sizes=sizes[rule.of_stack], dtype=leaf.dtype)
         return _place(wanted, partial(_read_padded, read, leaf))
 
     return jax.tree_util.tree_map_with_path(load, shapes, shapes if stored is None else stored)

@@ -31,8 +31,8 @@ class Rule:
             out. Parentheses join letters to one dim.
         only: what a model must have for it to be there, a key of `hf_tensors.parts_of`; "" for always.
         half: index along `g`, where a tensor holds two parameters: 0 or 1.
-        kind: of the layers whose parameters are stacked; None where all layers are alike.
-        layers: the number of each of these layers in the model; () where all layers are alike.
+        of_stack: name of the stack of layers, see `ModelConfig.stacks`; None where all layers are alike.
+        layers: the number of each of its layers in the model; () where all layers are alike.
     """
 
     ours: str
@@ -40,7 +40,7 @@ class Rule:
     layout: str
     only: str = ""
     half: int = 0
-    kind: str | None = None
+    of_stack: str | None = None
     layers: tuple[int, ...] = ()
 
     def name(self, index: Sequence[int]) -> str:

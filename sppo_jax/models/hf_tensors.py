@@ -99,28 +99,26 @@ def rules_for(model: ModelConfig, form: Form = "separate") -> dict[str, Rule]:
         form: in which its experts are, if it has any.
     """
     rules = (*_BEFORE, *RULES_OF_FORM[form], *_AFTER)
-    layers_of: dict[str, list[int]] = {}
-    for number, name in enumerate(model.kind_names):
-        layers_of.setdefault(name, []).append(number)
     of_layers = []
-    for name, layers in layers_of.items():
-        present, several = parts_of(model.of_kind(name)), len(layers_of) > 1
+    for name, kinds in model.stacks.items():
+        present, several = parts_of(model.of_kind(kinds[0])), len(set(model.kind_names)) > 1
         own = [rule for rule in rules if rule.stack and present[rule.only]]
-        of_layers += [_of_kind(rule, name, layers) for rule in own] if several else own
+        layers = [number for number, stack in enumerate(model.stack_names) if stack == name]
+        of_layers += [_of_stack(rule, name, layers) for rule in own] if several else own
     present = parts_of(model)
     before, after = ([rule for rule in part if not rule.stack and present[rule.only]] for part in (_BEFORE, _AFTER))
     return {rule.ours: rule for rule in (*before, *of_layers, *after)}
 
 
-def _of_kind(rule: Rule, kind: str, layers: list[int]) -> Rule:
-    return replace(rule, ours=rule.ours.replace("layers/", f"layers/{kind}/", 1), kind=kind, layers=tuple(layers))
+def _of_stack(rule: Rule, name: str, layers: list[int]) -> Rule:
+    return replace(rule, ours=rule.ours.replace("layers/", f"layers/{name}/", 1), of_stack=name, layers=tuple(layers))
 
 
-def sizes_of(model: ModelConfig, kind: str | None = None) -> dict[str, int]:
-    """Returns the size of each letter, in layers of a kind where there are several."""
+def sizes_of(model: ModelConfig, stack: str | None = None) -> dict[str, int]:
+    """Returns the size of each letter, in layers of a stack where there are several kinds."""
     num_layers = model.num_layers
-    if kind is not None:
-        model, num_layers = model.of_kind(kind), model.kind_names.count(kind)
+    if stack is not None:
+        num_layers, model = model.stack_names.count(stack), model.of_kind(model.stacks[stack][0])
     return {
         "v": model.vocab_size,
         "d": model.hidden_size,
@@ -140,17 +138,18 @@ def sizes_of(model: ModelConfig, kind: str | None = None) -> dict[str, int]:
 def parameter_shapes(model: ModelConfig, form: Form = "separate") -> dict[str, tuple[int, ...]]:
     """Returns the shape of every parameter of a model by its path, layers stacked; arguments as `rules_for`."""
     rules = rules_for(model, form)
-    sizes = {rule.kind: sizes_of(model, rule.kind) for rule in rules.values()}
+    sizes = {rule.of_stack: sizes_of(model, rule.of_stack) for rule in rules.values()}
     return {
-        path: tuple(sizes[rule.kind][letter] for letter in (*rule.stack, *rule.letters)) for path, rule in rules.items()
+        path: tuple(sizes[rule.of_stack][letter] for letter in (*rule.stack, *rule.letters))
+        for path, rule in rules.items()
     }
 
 
 def tensor_shapes(model: ModelConfig, form: Form = "separate") -> dict[str, tuple[int, ...]]:
     """Returns the name and shape of every tensor of a model in the order of `places`."""
     found = list(places(model, form))
-    sizes = {kind: sizes_of(model, kind) for kind in {place.rules[0].kind for place in found}}
-    return {place.name: place.rules[0].shape(sizes[place.rules[0].kind]) for place in found}
+    sizes = {name: sizes_of(model, name) for name in {place.rules[0].of_stack for place in found}}
+    return {place.name: place.rules[0].shape(sizes[place.rules[0].of_stack]) for place in found}
 
 
 def places(model: ModelConfig, form: Form = "separate") -> Iterator[Place]:
@@ -164,8 +163,8 @@ def places(model: ModelConfig, form: Form = "separate") -> Iterator[Place]:
     layered = [number for number, rule in enumerate(rules) if rule.stack]
     yield from _within(model, rules[: layered[0]], ())
     passed: Counter[str] = Counter()
-    for name in model.kind_names:
-        own = [rule for rule in rules if rule.stack and rule.kind in (None, name)]
+    for name in model.stack_names:
+        own = [rule for rule in rules if rule.stack and rule.of_stack in (None, name)]
         yield from _within(model, own, (passed[name],))
         passed[name] += 1
     yield from _within(model, rules[layered[-1] + 1 :], ())
@@ -182,6 +181,6 @@ def _within(model: ModelConfig, rules: list[Rule], index: tuple[int, ...]) -> It
             yield from (Place(of_name[0].name(index), tuple(of_name), index) for of_name in run)
             continue
         deeper = [rule for of_name in run for rule in of_name]
-        size = sizes_of(model, deeper[0].kind)[deeper[0].stack[len(index)]]
+        size = sizes_of(model, deeper[0].of_stack)[deeper[0].stack[len(index)]]
         for number in range(size):
             yield from _within(model, deeper, (*index, number))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
+from itertools import chain
 from typing import NamedTuple
 
 import chex
@@ -43,7 +44,7 @@ from sppo_jax.flex.contract import check_columns
 from sppo_jax.flex.shape import plan_shape
 from sppo_jax.models.layers import layer_of
 from sppo_jax.models.leaves import TABLES, is_cast, part_of
-from sppo_jax.models.stacks import of_kind, stacks_of
+from sppo_jax.models.stacks import of_stack, stack_names, stacks_of
 from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline import host_stash, layout, storage
 from sppo_jax.pipeline.block import Block, Weights
@@ -93,26 +94,31 @@ class Step:
         self.plan, self.model, self.train = plan, model, train
         self.mesh = layout.inner_mesh(mesh, plan)
         self.blocks = blocks_of(model.layers)
-        self.others = others_of(self.blocks)
+        self.stacks = stack_names(model.layers)
+        self.others = others_of(model.layers)
         self.params = jax.eval_shape(lambda: nnx.state(model, nnx.Param))
-        kinds = self._kinds_of_group()
-        self.head_shapes, self.layers, self.shares = self._traced(kinds)
-        head_shape = mixed_shape([(self.head_shapes[kind], kinds.count(kind)) for kind in self.blocks])
-        self.program = lower(plan, head_shape, train=train)
+        groups = self._kinds_of_groups()
+        self.head_shapes, self.layers, self.shares = self._traced(groups)
+        all_kinds = list(chain(*groups))
+        head_shape = mixed_shape([(self.head_shapes[kind], all_kinds.count(kind)) for kind in self.blocks])
+        patterns = [self.layers.patterns.index(kinds) for kinds in groups]
+        self.program = lower(plan, head_shape, patterns, train=train)
         norm_graph, _ = nnx.split(model.final_norm)
         self.norm = lambda weights, x: nnx.merge(norm_graph, weights)(x)
 
-    def _kinds_of_group(self) -> tuple[str | None, ...]:
-        """Returns the kind of each layer of a group."""
-        plan = self.plan
+    def _kinds_of_groups(self) -> tuple[tuple[str | None, ...], ...]:
+        """Returns the kinds of the layers of each group of a stage; of several stages all groups are alike."""
+        pipe, groups = self.plan.mesh.pipe, self.plan.schedule.interleave
         if None in self.blocks:
             num_layers = jax.tree.leaves(self.params["layers"])[0].shape[0]
-            return (None,) * layers_per_virtual_stage(num_layers, plan.mesh.pipe, plan.schedule.interleave)
-        kinds = self.model.config.kind_names
-        return kinds[: layers_per_virtual_stage(len(kinds), plan.mesh.pipe, plan.schedule.interleave, kinds)]
+            return ((None,) * layers_per_virtual_stage(num_layers, pipe, groups),) * groups
+        config = self.model.config
+        kinds = config.kind_names
+        size = layers_per_virtual_stage(len(kinds), pipe, groups, kinds, config.stack_names)
+        return tuple(kinds[size * group : size * (group + 1)] for group in range(groups))
 
     def _traced(
-        self, kinds: tuple[str | None, ...]
+        self, groups: tuple[tuple[str | None, ...], ...]
     ) -> tuple[dict[str | None, AttentionShape], Layers, SharesLayout | None]:
         """Traces a layer of each kind to find its heads and its shares.
 
@@ -136,14 +142,15 @@ class Step:
         caches: dict[tuple[int, int], list[str | None]] = {}
         for kind, shape in heads.items():
             caches.setdefault((shape.num_kv_heads, shape.head_dim), []).append(kind)
-        layers = Layers(self.blocks, kinds, tuple(map(tuple, caches.values())), tuple(shares), windows)
+        kv = tuple(map(tuple, caches.values()))
+        layers = Layers(self.blocks, self.stacks, groups[0], groups, kv, tuple(shares), windows)
         return heads, layers, self._shares_layout(shares)
 
     def _traced_layer(self, kind: str | None, block: Block):
         """Returns the shapes of a token's queries, keys and shares in a layer of a kind."""
         weights = Weights(
             *(
-                jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), of_kind(tree, kind))
+                jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), of_stack(tree, self.stacks[kind]))
                 for tree in (self.params["layers"], self.others)
             )
         )
@@ -290,11 +297,14 @@ class Step:
         on_host = any(map(is_on_host, jax.tree.leaves(params)))
         if on_host:
             params = self._with_tables(params)
+        stored = params
         if self._by_groups:
-            params = storage.as_stored(params, self.params, plan, self.mesh)
-        shares = storage.gradient_shares(params, self.params, plan, scatter=scatters_sums(self.platform))
+            stored = storage.stored_shapes(plan, self.params, self.mesh, on_device=True)
+        shares = storage.gradient_shares(stored, self.params, plan, scatter=scatters_sums(self.platform))
         if self.train:
             batch = batch | {KEYS[0]: storage.name_first(jnp.asarray(batch[KEYS[0]]), shares, self.mesh)}
+        if self._by_groups:
+            params = storage.as_stored(params, self.params, plan, self.mesh)
         # Cast before the devices of a stage gather the weights, which then are half as many bytes.
         dtype = jnp.dtype(self.model.dtype)
         whole = storage.gather(params, self.params, plan, self.mesh, dtype)

@@ -15,7 +15,7 @@ from flax import nnx
 from jax import lax
 
 from sppo_jax import buffers
-from sppo_jax.models.stacks import stacks_of
+from sppo_jax.models.stacks import stack_names, stacks_of
 from sppo_jax.pipeline.block import Block
 from sppo_jax.program.fold import Loop, fold, unfold
 
@@ -34,14 +34,9 @@ class At:
     kind: str | None
     before: Mapping[str | None, Number] = field(default_factory=lambda: {None: 0})
 
-    @property
-    def own(self) -> Number:
-        """The layer's number among those of its kind."""
-        return self.before[self.kind]
-
     def among(self, kinds: Sequence[str | None]) -> Number:
         """Returns the layer's number among those of some kinds."""
-        return reduce(_plus, (self.before[kind] for kind in kinds))
+        return reduce(_plus, (self.before[kind] for kind in kinds if kind in self.before))
 
 
 # Where something of the group as a whole lies.
@@ -53,17 +48,19 @@ def blocks_of(layers: nnx.Module) -> dict[str | None, Block]:
     return {kind: Block(stack) for kind, stack in stacks_of(layers).items()}
 
 
-def others_of(blocks: Mapping[str | None, Block]) -> Any:
-    """Returns the arrays of all blocks that are no parameters, by kind."""
-    return blocks[None].others if None in blocks else {kind: block.others for kind, block in blocks.items()}
+def others_of(layers: nnx.Module) -> Any:
+    """Returns the arrays of a decoder's layers that are no parameters, by stack."""
+    names = stack_names(layers)
+    others = {names[kind]: block.others for kind, block in blocks_of(layers).items()}
+    return others[None] if None in others else others
 
 
-def with_part(tree: Any, kind: str | None, part: Any) -> Any:
-    """Returns a tree of layers' arrays with another part for a kind; `models.stacks.of_kind` reads it."""
-    if kind is None:
+def with_part(tree: Any, stack: str | None, part: Any) -> Any:
+    """Returns a tree of layers' arrays with another part for a stack; `models.stacks.of_stack` reads it."""
+    if stack is None:
         return part
     leaves = iter(jax.tree.leaves(part))
-    return jax.tree_util.tree_map_with_path(lambda path, x: next(leaves) if path[0].key == kind else x, tree)
+    return jax.tree_util.tree_map_with_path(lambda path, x: next(leaves) if path[0].key == stack else x, tree)
 
 
 def run_layers(kinds: Sequence[str | None], body: Callable, carry, held=None, *, backward: bool = False):

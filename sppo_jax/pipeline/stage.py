@@ -4,11 +4,13 @@ Letters: T tokens of a tick on one device, D hidden size, N query heads, K key/v
 token, n layers of a group, W elements of a layer's shares.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from sppo_jax import buffers
@@ -16,9 +18,9 @@ from sppo_jax.attention import teams
 from sppo_jax.attention.sequence import Attended, Cache, Chunk, Split
 from sppo_jax.attention.sinks import sinks_gradient, with_sinks
 from sppo_jax.dtypes import accumulator
-from sppo_jax.models.stacks import of_kind
+from sppo_jax.models.stacks import of_stack
 from sppo_jax.pipeline.block import Block, Projected, Residuals, Weights
-from sppo_jax.pipeline.kinds import WHOLE, At, run_layers, with_part
+from sppo_jax.pipeline.kinds import WHOLE, At, Number, run_layers, with_part
 from sppo_jax.pipeline.shares import SharesLayout
 from sppo_jax.pipeline.stash import KEYS_VALUES, StashLayout, chunk_entries
 from sppo_jax.pipeline.when import when
@@ -37,21 +39,35 @@ class Layers:
 
     Args:
         blocks: by kind.
-        kinds: of each layer.
+        stacks: the name of the stack of each kind's parameters; None where all layers are alike.
+        kinds: of each layer of the group.
+        groups: the same of each group of the stage; two groups may differ only where there is one stage.
         kv: the kinds of each cache, whose keys and values have one shape.
         shares: the kinds whose layers return shares.
         windows: the tokens that a token attends to in layers of each kind; 0: all before it.
     """
 
     blocks: Mapping[str | None, Block]
+    stacks: Mapping[str | None, str | None]
     kinds: tuple[str | None, ...]
+    groups: tuple[tuple[str | None, ...], ...]
     kv: tuple[tuple[str | None, ...], ...]
     shares: tuple[str | None, ...]
     windows: Mapping[str | None, int]
 
+    @property
+    def patterns(self) -> tuple[tuple[str | None, ...], ...]:
+        """The kinds of groups, each once."""
+        return tuple(dict.fromkeys(self.groups))
+
     def cache_of(self, kind: str | None) -> int:
         """Returns which cache has the keys and values of a kind."""
         return next(number for number, kinds in enumerate(self.kv) if kind in kinds)
+
+    def in_stack(self, at: At) -> Number:
+        """Returns a layer's number among those of the group whose parameters are in its stack."""
+        stack = self.stacks[at.kind]
+        return at.among([kind for kind, name in self.stacks.items() if name == stack])
 
     @property
     def choosing(self) -> tuple[str | None, ...]:
@@ -87,17 +103,19 @@ class Stage:
 
     def layer_weights(self, unit: "Unit", at: At) -> Weights:
         """Picks one layer's weights."""
+        stack, number = self.layers.stacks[at.kind], self.layers.in_stack(at)
 
         def pick(x, like, slot):
-            return buffers.read(x, (slot, at.own), x.shape[2:]).reshape(like.shape[2:])
+            return buffers.read(x, (slot, number), x.shape[2:]).reshape(like.shape[2:])
 
-        slots, likes, others = (of_kind(x, at.kind) for x in (self.slots, *self.weights))
+        slots, likes, others = (of_stack(x, stack) for x in (self.slots, *self.weights))
         params = jax.tree.map(lambda x, like: pick(x, like, unit.weight_slot), slots, likes)
         return Weights(params, jax.tree.map(lambda x: pick(x, x, unit.group), others))
 
     def shapes(self, kind: str | None, x_TD: jax.ShapeDtypeStruct, positions_T: jax.ShapeDtypeStruct) -> "LayerShapes":
         """Traces one layer of a kind abstractly."""
-        block, whole = self.layers.blocks[kind], Weights(*(of_kind(x, kind) for x in self.weights))
+        block, stack = self.layers.blocks[kind], self.layers.stacks[kind]
+        whole = Weights(*(of_stack(x, stack) for x in self.weights))
         weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), whole)
         q, k, _, sinks = jax.eval_shape(block.before, weights, x_TD, positions_T)
         chosen = jax.eval_shape(block.choose, weights, x_TD, q)
@@ -112,10 +130,10 @@ class Stage:
         shapes = {kind: self.shapes(kind, x_TD, positions_T) for kind in self.layers.blocks}
         if self.places.inputs == "recompute":
             of_group = {WHOLE.kind: {"x": x_TD} | self._choices(x_TD, shapes)}
-            return StashLayout(chunk_entries(stash, of_group, (WHOLE.kind,)), 1, num_slots)
+            return StashLayout(chunk_entries(stash, of_group, [(WHOLE.kind,)]), 1, num_slots)
         named = {kind: {"x": x_TD} | self._stashed(of_kind, stash) for kind, of_kind in shapes.items()}
         again = {"rebuild": ("x",), "host": KEYS_VALUES}.get(self.places.kv, ())
-        entries = chunk_entries(stash, named, self.layers.kinds)
+        entries = chunk_entries(stash, named, self.layers.groups)
         return StashLayout(entries, self.num_layers, num_slots, again, has_short_rows)
 
     def _choices(self, x_TD, shapes: Mapping[str | None, "LayerShapes"]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -156,7 +174,7 @@ class LayerShapes(NamedTuple):
 class Unit(NamedTuple):
     """This device's unit of a tick: group of layers and its slots, chunk in the cache, positions, stash slot.
 
-    The chunk has masks for each window of the layers.
+    The chunk has masks for each window of the layers. The pattern of the group's layers is an int where it is known.
 
     Where layers return shares, training has also the unit's sequence, which of its tokens are real, and in a backward
     the gradient of the shares' sums, if they have a penalty.
@@ -168,6 +186,7 @@ class Unit(NamedTuple):
     chunks: dict[int, Chunk]
     positions_T: jax.Array
     stash_slot: jax.Array
+    pattern: jax.Array | int = 0
     sequence: jax.Array | None = None
     is_real_T: jax.Array | None = None
     gradient_nW: jax.Array | None = None
@@ -203,6 +222,17 @@ def forward(stage: Stage, unit: Unit, x_TD, memory: Memory, split: Split, stash=
         y_TD, memory, (kept, host part) or None, held, early.
     """
     layout, *parts = stash if stash else (None,)
+    if len(stage.layers.patterns) > 1:
+
+        def run(stage, carry):
+            x, memory, parts = carry
+            y, memory, parts, *_ = forward(stage, unit, x, memory, split, (layout, *parts) if stash else None)
+            return y, memory, parts
+
+        (y_TD, memory, parts), (held, early) = _at_its_group(
+            stage, unit, run, (x_TD, memory, tuple(parts)), held, early
+        )
+        return y_TD, memory, parts, held, early
     whole_layers = layout is not None and layout.num_layers == stage.num_layers
     if layout is not None and not whole_layers:
         parts = layout.put(*parts, unit.stash_slot, WHOLE, {"x": x_TD})
@@ -269,6 +299,25 @@ def _attend(projected: Projected, cache: Cache, chunk: Chunk, layer, split: Spli
     return (out, lse) if projected.sinks_N is None else with_sinks(out, lse, projected.sinks_N)
 
 
+def _at_its_group(stage: Stage, unit: Unit, run: Callable, carry, *held, name: str = "pattern"):
+    """Returns `run(stage, carry)` with the layers of the unit's group; `held` is held back until the end.
+
+    Each pattern has a loop of at most one iteration, see `when`: so all groups of a pass are one loop of ticks, whose
+    counter tells the rows on the host. Profiles show the loop under the name of the row that tells the pattern.
+    """
+    for number, kinds in enumerate(stage.layers.patterns):
+        layers = replace(stage.layers, kinds=kinds, groups=(kinds,))
+        is_here = unit.pattern == number
+        flag = int(is_here) if isinstance(is_here, bool) else is_here.astype(jnp.int32)
+        of_pattern = Stage(layers, stage.weights, stage.places, stage.shares, stage.slots)
+        with jax.named_scope(f"{name}_{number}_turn"):
+            carry = when(flag, partial(run, of_pattern), carry)
+    if any(one is not None for one in held):
+        first, held = lax.optimization_barrier((carry[0], held))
+        carry = first, *carry[1:]
+    return carry, held
+
+
 class Sums(NamedTuple):
     """What a backward adds to: dK and dV of the prefix, and the layers' gradients [slots, layers, ...]."""
 
@@ -307,6 +356,13 @@ def backward(stage: Stage, unit: Unit, dy_TD, caches: tuple[Cache, ...], sums: S
         dx_TD, caches, sums, held.
     """
     layout, kept, fetched = stash
+    if len(stage.layers.patterns) > 1:
+
+        def run(stage, carry):
+            return backward(stage, unit, *carry, splits, stash)[:3]
+
+        (dx_TD, caches, sums), (held,) = _at_its_group(stage, unit, run, (dy_TD, caches, sums), held)
+        return dx_TD, caches, sums, held
     writes = stage.places.kv == "recompute"
     if layout.num_layers != stage.num_layers:
         layout, kept, fetched = _rerun(stage, unit, layout.get(kept, fetched, unit.stash_slot, WHOLE), caches, splits)
@@ -340,6 +396,12 @@ def rebuild(stage: Stage, unit: Unit, caches: tuple[Cache, ...], split: Split, s
         behind: see `attention.sequence.write_blocks`.
     """
     layout, kept, fetched = stash
+    if len(stage.layers.patterns) > 1:
+
+        def run(stage, caches):
+            return rebuild(stage, unit, caches, split, stash, behind)
+
+        return _at_its_group(stage, unit, run, caches, name="again_pattern")[0]
 
     def body(carry, at):
         (caches,) = carry
@@ -360,7 +422,7 @@ def _rerun(stage, unit, saved, caches, splits):
     """Recomputes a chunk's stash from the stage's input; the chunk's keys and values are still in the cache."""
     x_TD, layers = saved["x"], stage.layers
     named = {kind: _made_again(stage, kind, x_TD, unit.positions_T) for kind in layers.blocks}
-    layout = StashLayout(chunk_entries(StashClass(x_TD.shape[0]), named, layers.kinds), stage.num_layers, 0)
+    layout = StashLayout(chunk_entries(StashClass(x_TD.shape[0]), named, [layers.kinds]), stage.num_layers, 0)
     unit = unit._replace(chunks=splits.forward_chunks)
 
     def body(carry, at):
@@ -437,7 +499,8 @@ def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
     if at.kind in of_group.shares:
         dshares = stage.shares.cotangents(unit.gradient_nW, at.among(of_group.shares), unit.is_real_T)
     dparams_after, dx_after, dout = vjp_after(out)((dy, dshares))
-    layers, place = of_kind(sums.layers, at.kind), (unit.sum_slot, at.own)
+    stack = of_group.stacks[at.kind]
+    layers, place = of_stack(sums.layers, stack), (unit.sum_slot, of_group.in_stack(at))
     if chooses:
         # The gradients of all experts are as large as a tick's work: they are gone before attention's backward, and the
         # sums are not sliced before they are there. The barrier takes an element of each: what passes one is written.
@@ -455,7 +518,7 @@ def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
         dsinks = sinks_gradient(sinks, out, lse, dout) + buffers.after(dq).astype(sinks.dtype)
     dparams_before, dx_before = vjp_before(Projected(dq, dk, dv, dsinks))
     layers = _added(layers, place, *[dparams_after] * (not chooses), dparams_before)
-    sums = Sums(_with(sums.prefixes, number, prefix), with_part(sums.layers, at.kind, layers))
+    sums = Sums(_with(sums.prefixes, number, prefix), with_part(sums.layers, stack, layers))
     return dx_after + dx_before, sums, _with(caches, number, cache), early
 
 

@@ -277,7 +277,9 @@ class StashLayout:
 
 
 def chunk_entries(
-    stash: StashClass, shapes: Mapping[str | None, dict[str, jax.ShapeDtypeStruct]], kinds: Sequence[str | None]
+    stash: StashClass,
+    shapes: Mapping[str | None, dict[str, jax.ShapeDtypeStruct]],
+    groups: Sequence[Sequence[str | None]],
 ) -> dict[str, Entry]:
     """Returns the entry of each stashed array, with the number of its rows that go to the host.
 
@@ -285,7 +287,7 @@ def chunk_entries(
         stash: the class.
         shapes: for each kind arrays of one layer: `x`, `chosen`, `out`, `lse`, `k`, `v` with tokens first, and others,
             which move whole or not at all. Under `WHOLE.kind` those of a group.
-        kinds: of each layer of a group.
+        groups: the kinds of the layers of each group, which takes its turn in the same buffers.
     """
     rows = dict.fromkeys(("x", "chosen"), stash.host_inputs) | dict.fromkeys(OUTS, stash.host_attention)
     rows |= dict.fromkeys(KEYS_VALUES, stash.host_kv)
@@ -297,6 +299,6 @@ def chunk_entries(
     for (name, shape, dtype), found in having.items():
         key = name if name not in entries else f"{name}.{found[0]}"
         host_rows = rows.get(name, shape[0] if stash.host_rest else 0)
-        num_layers = sum(kind in found for kind in kinds)
+        num_layers = max(sum(kind in found for kind in kinds) for kinds in groups)
         entries[key] = Entry(name, shape, dtype, host_rows, tuple(found), num_layers)
     return entries

@@ -45,7 +45,9 @@ def unit(run: Run, tick: Tick, passes: str, tags: Tags) -> Unit:
     me = vocabulary.stage_index(run.num_stages)
     positions_T = own(run, tick, run.sequences.positions, me)
     slots = (tick.row[name][me] for name in ("group", "weights.slot", "weights.sum_slot"))
-    found = Unit(*slots, chunks(run, tick, passes, tags), positions_T, tick.row["stash.slot"][me])
+    found = Unit(
+        *slots, chunks(run, tick, passes, tags), positions_T, tick.row["stash.slot"][me], pattern=tick.row["pattern"]
+    )
     if run.stage.shares is None or not run.train:
         return found
     is_real_T = real(run, tick, me) & (own(run, tick, run.sequences.documents, me) >= 0)

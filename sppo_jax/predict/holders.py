@@ -327,9 +327,10 @@ def _work_of_experts(shape: MemoryShape, tokens: int, of_attention: int) -> list
         return []
     # Of the router there are products and probabilities in the dtype of sums.
     besides = 2 * tokens * work.count * shape.sum_bytes
-    # A loop over layers slices the arrays of one layer's experts from those of all.
-    besides += work.sums_bytes(size) if shape.weights == "resident" and shape.layers > 1 else 0
-    backward = work.backward_bytes(tokens, size) + work.sums_bytes(shape.sum_bytes) + besides
+    # Of several layers the arrays of one layer's experts are sliced from those of all; where gathered, its sums too.
+    besides += work.sums_bytes(size) if shape.layers > 1 else 0
+    sums = 1 + (shape.weights == "gathered" and shape.layers > 1)
+    backward = work.backward_bytes(tokens, size) + sums * work.sums_bytes(shape.sum_bytes) + besides
     return [
         Holder("experts", work.forward_bytes(tokens, size) + besides, frozenset({"forward"})),
         Holder("experts", backward, frozenset({"mlp"})),

@@ -5,6 +5,7 @@ int32 per stage. Both have a part for each mechanism: `weights.py`, `stash.py`, 
 one spec share a scan body. No jax here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from sppo_jax.program.prefixes import Prefixes, PrefixesSpec
 from sppo_jax.program.ring import AttentionShape, MixedShape, Ring, RingPasses
 from sppo_jax.program.rows import Rows
 from sppo_jax.program.stash import Stash, StashSpec
-from sppo_jax.program.tick_rows import unit_rows
+from sppo_jax.program.tick_rows import pattern_rows, unit_rows
 from sppo_jax.program.waiting import Waiting, WaitingSpec
 from sppo_jax.program.weights import Weights, WeightsSpec
 from sppo_jax.schedule.slots import head_slots, sequence_slots
@@ -105,12 +106,15 @@ class Program:
     max_tokens: int
 
 
-def lower(plan: Plan, shape: AttentionShape | MixedShape, *, train: bool = True) -> Program:
+def lower(
+    plan: Plan, shape: AttentionShape | MixedShape, patterns: Sequence[int] = (), *, train: bool = True
+) -> Program:
     """Makes a plan executable.
 
     Args:
         plan: the plan, already checked.
         shape: of the attention on one device.
+        patterns: number of the pattern of layers of each group of a stage; () where all groups are alike.
         train: with backward and stash; else only F and H ticks, which keep their order.
 
     Returns:
@@ -123,6 +127,7 @@ def lower(plan: Plan, shape: AttentionShape | MixedShape, *, train: bool = True)
     rows = unit_rows(table, sequences, heads)
     for mechanism in mechanisms:
         rows |= mechanism.rows()
+    rows |= pattern_rows(rows, patterns or [0] * table.num_groups)
     if not train:
         chosen = [index for index, tick in enumerate(table.ticks) if tick.kind != "B"]
         specs, rows = [specs[i] for i in chosen], {name: value[chosen] for name, value in rows.items()}

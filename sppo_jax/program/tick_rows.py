@@ -3,6 +3,10 @@
 A field of a mechanism is in the mechanism's file, and has its name before a dot. No jax here.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from sppo_jax.program import prefixes, stash, waiting, weights
 from sppo_jax.program.rows import Rows, zeros
 from sppo_jax.schedule.table import Table
@@ -18,10 +22,14 @@ UNIT_FIELDS = (
     "sequence_slot",  # of what a sequence in flight has once: its tags
     "head_slot",
 )
-FIELDS = (*UNIT_FIELDS, *weights.FIELDS, *stash.FIELDS, *prefixes.FIELDS, *waiting.FIELDS)
+PATTERNS = {
+    "pattern": "group",  # which of the patterns of layers the unit's group has
+    "again_pattern": "prefixes.again_group",  # the same of the group whose keys and values are made again
+}
+FIELDS = (*UNIT_FIELDS, *PATTERNS, *weights.FIELDS, *stash.FIELDS, *prefixes.FIELDS, *waiting.FIELDS)
 # Rows on the host, and how many rows before them are short.
 HOST_ROWS = (*stash.HOST_ROWS, *prefixes.HOST_ROWS, *waiting.HOST_ROWS)
-FLAGS = (*weights.FLAGS, *stash.FLAGS)  # the same for all stages
+FLAGS = (*PATTERNS, *weights.FLAGS, *stash.FLAGS)  # the same for all stages
 
 
 def unit_rows(table: Table, sequences: dict[tuple[int, int], int], heads: dict[tuple[int, int], int]) -> Rows:
@@ -53,3 +61,13 @@ def unit_rows(table: Table, sequences: dict[tuple[int, int], int], heads: dict[t
             for name, value in values.items():
                 rows[name][index, stage] = value
     return rows
+
+
+def pattern_rows(rows: Rows, patterns: Sequence[int]) -> Rows:
+    """Returns the numbers of `PATTERNS`; where groups differ there is one stage.
+
+    Args:
+        rows: of units and mechanisms.
+        patterns: of each group of a stage.
+    """
+    return {name: np.asarray(patterns, np.int32)[rows[of_group]] for name, of_group in PATTERNS.items()}

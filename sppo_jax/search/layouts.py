@@ -187,6 +187,7 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
     return Facts(
         num_layers=config.model.num_layers,
         kinds=config.model.kind_names if config.model.layers else (),
+        stacks=config.model.stack_names if config.model.layers else (),
         num_heads=config.model.shared_heads[0],
         data=mesh.data,
         pipe=mesh.pipe,
@@ -263,10 +264,13 @@ def _meshes(request: Request) -> Iterator[tuple[MeshShape, int]]:
                 yield mesh, max(1, sequence.per_step // data) if sequence.per_step else sequence.per_pipeline
 
 
-def _divides(request: Request, parts: int) -> bool:
-    """Returns whether so many groups of layers have the same kinds in the same order."""
+def _divides(request: Request, pipe: int, interleave: int) -> bool:
+    """Returns whether one program serves so many groups of layers of each stage."""
     model = request.config.model
-    return not model.layers or not tuple(rules.broken(Facts(kinds=model.kind_names, pipe=parts)))
+    if not model.layers:
+        return True
+    facts = Facts(kinds=model.kind_names, stacks=model.stack_names, pipe=pipe, interleave=interleave)
+    return not tuple(rules.broken(facts))
 
 
 def _interleaves(request: Request, pipe: int) -> list[int]:
@@ -280,5 +284,5 @@ def _interleaves(request: Request, pipe: int) -> list[int]:
     by_groups = name == BREADTH_FIRST
     if (pipe == 1 and not by_groups) or layers % pipe or name in ("1f1b", "seq1f1b"):
         return [1]
-    depths = [depth for depth in divisors(layers // pipe) if _divides(request, pipe * depth)]
+    depths = [depth for depth in divisors(layers // pipe) if _divides(request, pipe, depth)]
     return depths[1:] or depths if by_groups or name.startswith("interleaved-") else depths

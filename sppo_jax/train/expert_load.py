@@ -46,14 +46,15 @@ def move_biases(params: nnx.State, totals: Totals, model: ModelConfig, is_finite
     config = model.routed
     if not config.choice_bias:
         return params
-    kinds = [name for name in model.kind_names if model.of_kind(name).experts.count]
+    layers = zip(model.kind_names, model.stack_names, strict=True)
+    stacks = [stack for kind, stack in layers if model.of_kind(kind).experts.count]
 
     def move(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         if not any(getattr(key, "key", "") == "choice_bias" for key in path):
             return leaf
         chosen_LE = totals.sums.chosen
         if len(set(model.kind_names)) > 1:
-            chosen_LE = chosen_LE[np.flatnonzero(np.array(kinds) == path[1].key)]
+            chosen_LE = chosen_LE[np.flatnonzero(np.array(stacks) == path[1].key)]
         change_LE = moved_bias(jnp.zeros(chosen_LE.shape, leaf.dtype), chosen_LE, config.bias_rate)
         return jnp.where(is_finite, leaf + arrange(change_LE, leaf.shape), leaf)
 

@@ -25,6 +25,7 @@ _AGAIN = {
     "start": "prefixes.again_start",
     "length": "prefixes.again_length",
     "group": "prefixes.again_group",
+    "pattern": "again_pattern",
     "weights.slot": "prefixes.again_weights_slot",
     "prefixes.slot": "prefixes.again_prefixes_slot",
     "stash.slot": "prefixes.again_stash_slot",

@@ -1,4 +1,4 @@
-"""What is special to a Gemma 3 in its config.json, both ways; imports no jax."""
+"""What is special to a Gemma 3 in its config.json; imports no jax."""
 
 from __future__ import annotations
 

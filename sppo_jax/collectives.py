@@ -143,8 +143,8 @@ class _Run:
         num_constants, num_carried = scan_counts(eqn.params)
         constants, carried, sliced = _split([self.value(x) for x in eqn.invars], num_constants, num_carried)
         needs = _of(self.needs, eqn.invars)
-        still = {num_constants + i for i in _kept(eqn, needs, (num_constants, num_carried))}
-        changed = set(range(num_constants, len(needs))) - still
+        kept = _kept(eqn, needs, (num_constants, num_carried))
+        changed = set(range(num_constants, len(needs))) - {num_constants + i for i in kept}
         body = _with_order_inside(eqn.params["jaxpr"], _inside(needs, (num_constants, num_carried), changed))
 
         def step(carry, row):
@@ -160,7 +160,7 @@ class _Run:
                 reverse=eqn.params["reverse"],
                 unroll=eqn.params["unroll"],
             )
-        self._loop(eqn, token, [*carried, *stacked], needs, (num_constants, num_carried))
+        self._loop(eqn, token, [*carried, *stacked], kept)
 
     def _while(self, eqn: JaxprEqn) -> None:
         if any(map(_communicates, eqn.params["cond_jaxpr"].eqns)):
@@ -172,6 +172,7 @@ class _Run:
         of_condition, constants, carried = _split(inputs, num_of_condition, num_constants)
         condition = jaxpr_as_fun(eqn.params["cond_jaxpr"])
         needs = _of(self.needs, eqn.invars)[num_of_condition:]
+        kept = _kept(eqn, needs, (num_constants, len(carried)))
         inside = _inside(needs, (num_constants, len(carried)), changed=())  # so everything in it waits
         body = _with_order_inside(eqn.params["body_jaxpr"], inside)
         with _named(eqn):
@@ -180,11 +181,11 @@ class _Run:
                 lambda carry: tuple(body(carry[0], *constants, *carry[1:])),
                 (self.token(), *carried),
             )
-        self._loop(eqn, token, carried, needs, (num_constants, len(carried)))
+        self._loop(eqn, token, carried, kept)
 
-    def _loop(self, eqn: JaxprEqn, token: jax.Array, results: list, needs: list, counts: tuple[int, int]) -> None:
+    def _loop(self, eqn: JaxprEqn, token: jax.Array, results: list, kept: dict[int, int]) -> None:
         self._happened(eqn, results, [token], (1 << len(self.events)) - 1)
-        self.needs |= {eqn.outvars[i]: bits for i, bits in _kept(eqn, needs, counts).items()}
+        self.needs |= {eqn.outvars[i]: bits for i, bits in kept.items()}
         self.last_loop = 1 << (len(self.events) - 1)
 
     def _once(self, eqn: JaxprEqn) -> None:

@@ -20,6 +20,7 @@ FEATURES = (
     "breadth-first",
     "blocking saves",
     "experts",
+    "kinds",
 )
 # A feature that another one needs beside it, by the rule that says so.
 NEEDS = {

@@ -13,6 +13,7 @@ def check(directory, **settings):
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("chaos")
 def test_three_kills_lose_nothing(tmp_path):
     result = check(tmp_path, num_kills=3, seed=11)

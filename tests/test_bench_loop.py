@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 import yaml
 from distributed_cases import REPO, environment
 from tiny_runs import write_documents
@@ -28,6 +29,7 @@ sys.exit(status)
 """
 
 
+@pytest.mark.slow
 def test_two_sides_take_turns_and_are_written_down(tmp_path):
     settings = SETTINGS | {"data": SETTINGS["data"] | {"source": write_documents(tmp_path / "tokens.npy")}}
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(settings))

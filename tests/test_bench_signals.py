@@ -23,7 +23,11 @@ os.environ |= {{"XLA_FLAGS": {QUICK_XLA_FLAGS!r}}}
 
 @pytest.mark.parametrize(
     "num_processes, num_signals",
-    [(1, 5), pytest.param(1, 9, marks=pytest.mark.slow), pytest.param(2, 3, marks=pytest.mark.slow)],
+    [
+        pytest.param(1, 5, marks=pytest.mark.slow),
+        pytest.param(1, 9, marks=pytest.mark.slow),
+        pytest.param(2, 3, marks=pytest.mark.slow),
+    ],
 )
 def test_runs_end_as_they_should(tmp_path, monkeypatch, cache, num_processes, num_signals):
     monkeypatch.setattr(signals, "LIMIT_S", 60.0)  # other tests share the cores

@@ -78,6 +78,7 @@ def test_600_pairs_of_megatron(tmp_path):
     assert read(tmp_path / "pairs", tmp_path, 1024) == [600, 7 * 600]
 
 
+@pytest.mark.slow
 def test_600_objects_of_a_bucket(s3, tmp_path):  # noqa: F811
     write_rows(tmp_path / "in", 70)
     write_pairs(tmp_path / "in", 40)

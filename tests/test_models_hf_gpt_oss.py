@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from sppo_jax.config.hf_config import read_shape
 from sppo_jax.models import from_hf, load_hf_params, to_hf
 from sppo_jax.models.hf_folder import TensorFolder
+from sppo_jax.models.stacks import stacks_of
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -106,10 +107,10 @@ def test_mxfp4_is_refused_and_the_folder_that_the_line_says_to_write_is_read(tmp
     )
     theirs.save_pretrained(tmp_path / "bfloat16")
     model = from_hf(tmp_path / "bfloat16", dtype="float32")
-    layer = model.layers.full.experts
+    layer = stacks_of(model.layers)["full"].experts
     want = unpacked(blocks[EXPERTS + "gate_up_proj_blocks"], blocks[EXPERTS + "gate_up_proj_scales"])
-    np.testing.assert_array_equal(layer.gate[0], want[..., ::2])
-    np.testing.assert_array_equal(layer.up[0], want[..., 1::2])
+    np.testing.assert_array_equal(layer.gate[1], want[..., ::2])
+    np.testing.assert_array_equal(layer.up[1], want[..., 1::2])
     down = unpacked(blocks[EXPERTS + "down_proj_blocks"], blocks[EXPERTS + "down_proj_scales"])
     np.testing.assert_array_equal(layer.down[0], down)
     tokens = np.arange(20)[None] * 7 % 61

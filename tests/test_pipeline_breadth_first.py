@@ -168,9 +168,11 @@ SLOW = {
         dict(num_layers=4),
     ),
 }
+# Of those above; others in CI have each of their features.
+SLOW_OF_CASES = ("wave-of-2", "keys-and-values-from-host")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_OF_CASES)) for n in CASES])
 def test_breadth_first_has_the_dense_loss_and_gradients(name, x64):
     compare(CASES[name], seed=0, count=2)
 

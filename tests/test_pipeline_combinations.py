@@ -149,6 +149,7 @@ def test_the_draws_of_ci_have_every_pair_of_features():
     assert {case.plan["ring_pass"] for case in cases if case.make_plan().ring > 1} == {"auto", "kv", "q"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_combination_has_the_dense_loss_and_gradients(name, x64):
     compare(WRITTEN[name], seed=0, count=2)

@@ -20,8 +20,8 @@ from sppo_jax.models.layers import DecoderLayer
 from sppo_jax.pipeline.api import Step, evaluate, value_and_grad
 
 # Both orders of chunks: every kind of sequence, place and router; waves, and chunks that wait on the host.
-DRAWN_IN_CI = (10, 22, 46, 94, 23, 131, 141)
-DRAWN_SLOWLY = (6, 93, 128, 115, 137, *range(20_000, 20_040))
+DRAWN_IN_CI = (10, 94, 23, 131)
+DRAWN_SLOWLY = (6, 22, 46, 93, 115, 128, 137, 141, *range(20_000, 20_040))
 EXPERTS = dict(count=5, chosen=2, size=7, balance=0.3, z=0.02, shared_size=6, shared_gate=True)
 BREADTH_FIRST = dict(
     chunks=(8, 12, 4), mesh=(1, 2, 2), schedule="breadth-first", interleave=2, sequences=2, wave=2, weights="gathered"
@@ -58,7 +58,7 @@ def test_the_sums_do_not_depend_on_chunks(x64):
     batch = random_batch(np.random.default_rng(0), 1, 20, 53, padding=3)
     want = dense_losses(model, nnx.state(model, nnx.Param), jax.tree.map(jnp.asarray, batch))[1]
     of_layers = Balance.of(dataclasses.replace(model.config.experts, balance_form="layer"))
-    found = [totals_of(small_plan(chunks), model, batch) for chunks in ((20,), (10, 10), (4,) * 5, (9, 8, 3))]
+    found = [totals_of(small_plan(chunks), model, batch) for chunks in ((20,), (9, 8, 3))]
     assert want > 0.1
     for totals in found:
         np.testing.assert_allclose(totals.penalty, want, rtol=1e-12)
@@ -71,6 +71,7 @@ def test_a_balance_loss_of_the_batch_is_exact_where_all_heads_come_first(x64):
     assert_exact(plan, model, random_batch(np.random.default_rng(1), 4, 24, 53, padding=3))
 
 
+@pytest.mark.slow
 def test_sums_count_each_real_token_once(x64):
     model = small_model(experts=EXPERTS)
     batch = random_batch(np.random.default_rng(2), 4, 24, 53, padding=5, holes=2)

@@ -82,7 +82,11 @@ def test_chunks_of_equal_cost_differ_and_are_rounded_up(name):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "interleaved-ring" else ()) for name in CASES]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("interleaved-ring", "hybrid-stream") else ())
+        for name in CASES
+    ],
 )
 def test_rounded_ticks_have_the_dense_loss_and_gradients(name, x64):
     compare(CASES[name], seed=0, count=2)

@@ -89,6 +89,7 @@ def block_pairs(plan, monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_breadth_first_works_on_the_block_pairs_of_depth_first(monkeypatch):
     for mesh in ((1, 1, 2), (1, 2, 2)):
         breadth_first = dict(mesh=mesh, interleave=2, **BREADTH_FIRST)

@@ -20,6 +20,9 @@ from sppo_jax.search.make import make_plan
 
 RUNS = runs()
 EXPERTS = dict(qkv_bias=False, qk_norm=True, mlp_size=0, experts=dict(count=4, chosen=2, size=12, balance=0.05))
+# Every second layer has a window, or an MLP among layers with experts.
+WINDOWS = dict(num_layers=8, layers="4x(local,full)", kinds={"local": {"sliding_window": 12}})
+DENSE = dict(num_layers=8, layers="4x(dense,full)", kinds={"dense": {"experts": {"count": 0}}}, mlp_size=24)
 IN_CI = 1
 pytestmark = pytest.mark.xdist_group("run_pairs")
 SETTINGS = {
@@ -88,12 +91,12 @@ def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("pairs")
     documents = [np.append((start + np.arange(30 + 7 * (start % 5))) % 23 + 1, 0) for start in range(60)]
     np.save(place / "documents.npy", np.concatenate(documents).astype(np.uint16))
-    write_folder(place / "hf", num_layers=4)
-    write_folder(place / "hf-experts", num_layers=4, **EXPERTS)
-    own = {**SMALL, "num_layers": 4, "init_scale": 0.2}
-    models = {"own": own, "import": "hf:hf", "own-experts": own | EXPERTS, "import-experts": "hf:hf-experts"}
-    for name, model in models.items():
-        (place / f"{name}.yaml").write_text(yaml.safe_dump({**SETTINGS, "model": model}))
+    shapes = {"": {"num_layers": 4}, "-experts": {"num_layers": 4, **EXPERTS}}
+    shapes |= {"-kinds": WINDOWS, "-experts-kinds": EXPERTS | DENSE}
+    for name, shape in shapes.items():
+        write_folder(place / f"hf{name}", **shape)
+        for origin, model in {"own": {**SMALL, "init_scale": 0.2, **shape}, "import": f"hf:hf{name}"}.items():
+            (place / f"{origin}{name}.yaml").write_text(yaml.safe_dump({**SETTINGS, "model": model}))
     (place / "gradient.py").write_text(GRADIENT)
     (place / "exported.py").write_text(EXPORTED)
     return place
@@ -144,7 +147,7 @@ def label(features):
 )
 def test_a_run_with_features_has_the_losses_of_a_plain_run(place, plain, features):
     name, run_dir = "import" if "import" in features else "own", label(features)
-    name += "-experts" * ("experts" in features)
+    name += "".join(f"-{each}" for each in ("experts", "kinds") if each in features)
     processes, words = (2 if "two processes" in features else 1), settings_of(features)
     config = f"{name}.yaml"
     want = plain(name)

@@ -73,7 +73,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(source, undisturbed, tmp_path):
     assert third.step == 10 and (tmp_path / "metrics.jsonl").read_bytes() == metrics
 
 
-@pytest.mark.parametrize("saves", ["async", "blocking"])
+@pytest.mark.parametrize("saves", [pytest.param("async", marks=pytest.mark.slow), "blocking"])
 def test_steps_behind_the_last_checkpoint_are_done_again(source, undisturbed, tmp_path, saves):
     """As after a kill: metrics of steps 5 to 7 are there, and a torn line; the newest checkpoint is of step 4."""
 
@@ -106,7 +106,8 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("groups", [pytest.param(OTHERS[0], marks=pytest.mark.slow), OTHERS[1]], ids=["pipe", "ring"])
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", OTHERS, ids=["pipe", "ring"])
 def test_a_run_goes_on_on_another_mesh(x64, source, tmp_path, groups):
     wide = {**EVERY_STEP, "model": {"compute_dtype": "float64"}}
     wide["train"] = {"steps": 6, "log_every": 1, "eval_every": 0, "eval_sequences": 0}

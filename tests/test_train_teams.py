@@ -72,6 +72,7 @@ def test_every_way_to_place_documents_learns_the_same(losses):
             assert losses(name)[step] == pytest.approx(loss, rel=1e-5), (name, step)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_with_teams_goes_on_bit_for_bit(losses, source, tmp_path, monkeypatch):
     monkeypatch.setattr(flex, "plan_cells", in_teams)
     config = make_config(source, **SETTINGS)

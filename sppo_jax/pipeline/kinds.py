@@ -1,6 +1,7 @@
 """The kinds of a group's layers: one after another in nested scans, each layer with its number among those of its kind.
 
-A kind is a name, or None where all layers are alike. All groups of a plan have the same kinds in the same order.
+A kind is a name, or None where all layers are alike. Two groups of one stage may have other kinds, of as many layers of
+each stack.
 """
 
 from collections import Counter

@@ -112,7 +112,7 @@ def test_mxfp4_is_refused_and_the_folder_that_the_line_says_to_write_is_read(tmp
     np.testing.assert_array_equal(layer.gate[1], want[..., ::2])
     np.testing.assert_array_equal(layer.up[1], want[..., 1::2])
     down = unpacked(blocks[EXPERTS + "down_proj_blocks"], blocks[EXPERTS + "down_proj_scales"])
-    np.testing.assert_array_equal(layer.down[0], down)
+    np.testing.assert_array_equal(layer.down[1], down)
     tokens = np.arange(20)[None] * 7 % 61
     with torch.no_grad():
         logits = theirs.float()(torch.tensor(tokens)).logits.numpy()

@@ -42,10 +42,10 @@ SLOW = {
         dict(num_layers=2),
     ),
 }
-MARKED = [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
 
-@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CASES, *SLOW])
 def test_a_stash_in_pieces_has_the_bits_of_the_whole_and_the_dense_gradients(name, x64):
     case = (CASES | SLOW)[name]
     plan, model = case.make_plan(), case.make_model()

@@ -22,7 +22,7 @@ from sppo_jax.pipeline.api import evaluate, value_and_grad
 DRAWN_IN_CI = (81, 130, 188, 199, 215, 313)
 DRAWN_SLOWLY = (2, 23, 56, 59, 63, 341, 459, 543, *[seed for seed in range(10_000, 10_110) if case(seed)][:44])
 # Chunks pass one group of layers at a time, whose keys and values are made again.
-BREADTH_FIRST = (28, *[pytest.param(seed, marks=pytest.mark.slow) for seed in (7, 8, 14, 15, 34, 54, 56, 58)])
+BREADTH_FIRST = (28, 7, 8, 14, 15, 34, 54, 56, 58)
 WRITTEN = {
     "ulysses-8-copied-heads": Case(
         dict(chunks=(24, 16), mesh=(1, 1, 8), groups="flex", places=NOTHING), dict(num_heads=8, num_layers=2)
@@ -62,6 +62,7 @@ def test_more_drawn_teams_have_the_dense_loss_and_gradients(seed, request):
     compare(case(seed), seed, count=4, batches=batches, request=request)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", BREADTH_FIRST)
 def test_breadth_first_rebuilds_the_keys_of_stream_chunks_alone(seed, request):
     drawn = breadth_first_case(seed)

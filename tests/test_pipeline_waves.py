@@ -62,7 +62,9 @@ SLOW = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", ["sppo-2-host", pytest.param("interleaved-2-fewer-chunks-than-stages", marks=pytest.mark.slow)]
+)
 def test_a_wave_has_the_dense_loss_and_gradients(name, x64):
     compare(CASES[name], seed=0, count=2)
 

@@ -96,7 +96,7 @@ def crossed(*settings):
 
 @pytest.mark.parametrize(
     ("figures", "per_step", "balance"),
-    crossed((0, "auto", range(5)), (4, "auto", range(5)), (0, "cost", (0, 3))),
+    crossed((0, "auto", range(5)), (4, "auto", range(5)), (0, "cost", (0,))),
 )
 def test_nothing_is_faster_than_what_is_found(figures, per_step, balance):
     cluster = small(name="slow", **figures)  # no CPU: chunks of equal cost are tried

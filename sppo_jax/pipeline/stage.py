@@ -97,6 +97,11 @@ class Stage:
     def num_layers(self) -> int:
         return len(self.layers.kinds)
 
+    def stashes_input_alone(self, layout: StashLayout) -> bool:
+        """Returns whether a group has only its input in the stash; of a lone layer without a name that is all of it."""
+        is_named = self.places.inputs == "recompute" and None not in self.layers.blocks
+        return is_named or layout.num_layers != self.num_layers
+
     def holding(self, slots) -> "Stage":
         """Returns the same stage with these parameters in its slots."""
         return Stage(self.layers, self.weights, self.places, self.shares, slots)
@@ -233,7 +238,7 @@ def forward(stage: Stage, unit: Unit, x_TD, memory: Memory, split: Split, stash=
             stage, unit, run, (x_TD, memory, tuple(parts)), held, early
         )
         return y_TD, memory, parts, held, early
-    whole_layers = layout is not None and layout.num_layers == stage.num_layers
+    whole_layers = layout is not None and not stage.stashes_input_alone(layout)
     if layout is not None and not whole_layers:
         parts = layout.put(*parts, unit.stash_slot, WHOLE, {"x": x_TD})
 
@@ -364,7 +369,7 @@ def backward(stage: Stage, unit: Unit, dy_TD, caches: tuple[Cache, ...], sums: S
         (dx_TD, caches, sums), (held,) = _at_its_group(stage, unit, run, (dy_TD, caches, sums), held)
         return dx_TD, caches, sums, held
     writes = stage.places.kv == "recompute"
-    if layout.num_layers != stage.num_layers:
+    if stage.stashes_input_alone(layout):
         layout, kept, fetched = _rerun(stage, unit, layout.get(kept, fetched, unit.stash_slot, WHOLE), caches, splits)
         unit = unit._replace(stash_slot=0)
 

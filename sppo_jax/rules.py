@@ -5,6 +5,7 @@ facts is still open.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -187,12 +188,14 @@ def _kinds_of_groups(facts: Facts) -> Broken | None:
 
 def _is_even(facts: Facts, parts: int) -> bool:
     """Returns whether one program serves so many parts of the layers."""
-    names = facts.kinds if facts.pipe != 1 else facts.stacks or facts.kinds
-    size = len(names) // parts
-    if size * parts != len(names):
+    size, rest = divmod(len(facts.kinds), parts)
+    if rest:
         return False
-    found = [names[begin : begin + size] for begin in range(0, len(names), size)]
-    return len({part if facts.pipe != 1 else tuple(sorted(part)) for part in found}) == 1  # type: ignore[type-var]
+    if facts.pipe != 1:
+        return facts.kinds[:size] * parts == facts.kinds
+    names = facts.stacks or facts.kinds
+    counts = [Counter(names[begin : begin + size]) for begin in range(0, len(names), size)]
+    return all(count == counts[0] for count in counts)
 
 
 def _layers_of_groups(facts: Facts) -> Broken | None:

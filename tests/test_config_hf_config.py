@@ -174,7 +174,7 @@ def test_keys_that_a_gpt_oss_folder_leaves_out_are_those_of_its_family():
     bare = ModelConfig(**shape_from_hf({"model_type": "gpt_oss"} | {name: GPT_OSS[name] for name in sizes}))
     whole = ModelConfig(**shape_from_hf(GPT_OSS))
     assert bare == replace(whole, experts=replace(whole.experts, balance=0.001))
-    # A section of rotary settings stands for itself; a base beside none is the base of the family's.
+    # A section of rotary settings replaces all of the family's. Without one, `rope_theta` replaces only the base.
     for changes, rope in (
         (dict(rope_scaling=None, rope_theta=1e6), replace(whole.rope, theta=1e6)),
         (dict(rope_scaling=dict(rope_type="linear", factor=2.0)), RopeConfig(

@@ -3,12 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from exactness import random_batch, small_model
 from flax import nnx
 
 from sppo_jax.attention.dense import dense_attention
 from sppo_jax.models.counts import layer_costs, layer_params, num_active_params, num_params
 from sppo_jax.models.dense import dense_value_and_grad
+from sppo_jax.models.layers import DecoderLayer
 from sppo_jax.models.stacks import LayerStacks, scan_layers, stack_names, stacks_of
 
 KINDS = {"local": dict(num_heads=6, num_kv_heads=2, head_dim=4, mlp_size=9, rope=dict(theta=50.0, fraction=0.5))}
@@ -64,6 +66,20 @@ def test_kinds_of_one_shape_share_a_stack_in_the_order_of_the_model():
     scan_layers(model.config.kind_names, stacks, stack_names(model.layers), body, 0)
     jax.effects_barrier()
     assert seen == [("local", 0), ("full", 1), ("wide", 4), ("local", 2), ("full", 3), ("wide", 5)]
+
+
+class WindowedLayer(DecoderLayer):
+    """A layer with a parameter whose shape depends on the window."""
+
+    def __init__(self, config, *, rngs):
+        super().__init__(config, rngs=rngs)
+        self.taps = nnx.Param(jnp.zeros((config.sliding_window,)))
+
+
+def test_kinds_of_a_stack_whose_shapes_differ_are_refused():
+    kinds = {"local": dict(sliding_window=8)}
+    with pytest.raises(ValueError, match="must have parameters of one shape, got other ones in local, full"):
+        small_model(dtype="float32", layers="2x(local,full)", num_layers=4, kinds=kinds, layer=WindowedLayer)
 
 
 def test_gradients_have_the_tree_of_the_parameters(x64):

@@ -95,7 +95,7 @@ class Step:
         self.mesh = layout.inner_mesh(mesh, plan)
         self.blocks = blocks_of(model.layers)
         self.stacks = stack_names(model.layers)
-        self.others = others_of(model.layers)
+        self.others = others_of(self.blocks, self.stacks)
         self.params = jax.eval_shape(lambda: nnx.state(model, nnx.Param))
         groups = self._kinds_of_groups()
         self.head_shapes, self.layers, self.shares = self._traced(groups)

@@ -16,7 +16,7 @@ from flax import nnx
 from jax import lax
 
 from sppo_jax import buffers
-from sppo_jax.models.stacks import stack_names, stacks_of
+from sppo_jax.models.stacks import stacks_of
 from sppo_jax.pipeline.block import Block
 from sppo_jax.program.fold import Loop, fold, unfold
 
@@ -49,10 +49,9 @@ def blocks_of(layers: nnx.Module) -> dict[str | None, Block]:
     return {kind: Block(stack) for kind, stack in stacks_of(layers).items()}
 
 
-def others_of(layers: nnx.Module) -> Any:
-    """Returns the arrays of a decoder's layers that are no parameters, by stack."""
-    names = stack_names(layers)
-    others = {names[kind]: block.others for kind, block in blocks_of(layers).items()}
+def others_of(blocks: Mapping[str | None, Block], stacks: Mapping[str | None, str | None]) -> Any:
+    """Returns the arrays of all blocks that are no parameters, by stack; `stacks` has the stack of each kind."""
+    others = {stacks[kind]: block.others for kind, block in blocks.items()}
     return others[None] if None in others else others
 
 

@@ -30,6 +30,7 @@ LAYERS = (
     "compat",
     "collectives",
     "attention",
+    "mixers",
     "models",
     "gpu_start",
     "environment",

@@ -130,7 +130,7 @@ def beside_stash(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Numb
     """Returns the holders that do not depend on `held.stash`; arguments as `holders_of`."""
     return [
         *_parameters(shape, held.num_groups, held.num_stages, held.num_parts, stash.kv),
-        *_gathered_experts(shape, held),
+        *_experts_again(shape, held),
         *_gradients(shape, held),
         *_tables(shape, held),
         *_prefixes(shape, stash, held),
@@ -153,13 +153,19 @@ def _parameters(shape: MemoryShape, num_groups: int, num_stages: int, num_parts:
     return Holder("params", params, ALL), Holder("weights", layers * shape.compute_bytes + coming, TICKS)
 
 
-def _gathered_experts(shape: MemoryShape, held: Held) -> list[Holder]:
-    """Returns the experts of a second group: in each tick of a lone chunk those of the group before lie in the loop."""
-    if shape.weights == "resident" or not held.is_one_chunk:
+def _experts_again(shape: MemoryShape, held: Held) -> list[Holder]:
+    """Returns experts that a device holds a second time.
+
+    Where gathered, in each tick of a lone chunk those of the group before lie in the loop. Where resident, XLA for TPUs
+    keeps two layouts, because products with an expert's array and with its transpose want other ones.
+    """
+    resident = shape.weights == "resident"
+    if not (shape.platform == "tpu" and shape.works_on_copies if resident else held.is_one_chunk):
         return []
-    of_kinds = shape.model.counts(shape.layers)
+    of_kinds = shape.model.counts(shape.layers * (held.num_groups if resident else 1))
     params = sum(count * sum(map(math.prod, expert_arrays(kind))) for kind, count in of_kinds)
-    return [Holder("weights", params * shape.compute_bytes, BACKWARD | {"forward"})] if params else []
+    moments = TICKS if resident else BACKWARD | {"forward"}
+    return [Holder("weights", params * shape.compute_bytes, moments)] if params else []
 
 
 def _gradients(shape: MemoryShape, held: Held) -> list[Holder]:

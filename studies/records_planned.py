@@ -53,7 +53,7 @@ def leader(ours: float, figure: float, theirs: str) -> str:
 
 def length_row(record: Record) -> str:
     """Searches the longest sequence of a record's setting and writes its row."""
-    bound = quiet(lambda: max_length(record.config(), parse_cluster(record.cluster), budget_s=600))
+    bound = quiet(lambda: max_length(record.config(), parse_cluster(record.cluster)))
     theirs = f"{record.figure / 1e6:.2f}M"
     if bound.best is None:
         return _row(record, theirs, "none fits", record.theirs)

@@ -1,9 +1,13 @@
 """The longest sequence and the smallest cluster: both sides of the bound are searched, and nothing twice."""
 
+import dataclasses
+import itertools
+
 import pytest
 from report_cases import HOST, small_config
 
 from sppo_jax.report.plan.limits_text import bound_dict, max_length_text, min_devices_text
+from sppo_jax.search.feasible import problem_of_all
 from sppo_jax.search.limits import max_length, min_devices
 from sppo_jax.search.make import resolve_cluster
 from sppo_jax.search.search import search
@@ -14,7 +18,7 @@ FREE = {"mesh": {"pipe": "auto"}, "sequence": {"length": 65536, "chunks": "auto"
 @pytest.mark.parametrize("length", [2**14, 2**17, 2**21])
 def test_the_longest_sequence_fits_and_the_next_does_not(length):
     config = small_config(mesh={"pipe": 4}, sequence={"length": length, "chunks": 8}, hardware={"hbm_bytes": 2**30})
-    bound = max_length(config, budget_s=600)
+    bound = max_length(config)
     assert bound.best is not None and bound.stopped is not None
     assert bound.best.found.fits and bound.best.found.plan.sequence_length == bound.best.size
     assert bound.stopped.problem and bound.best.size < bound.stopped.size <= bound.best.size * 1.2
@@ -24,7 +28,7 @@ def test_the_longest_sequence_fits_and_the_next_does_not(length):
 
 def test_from_wherever_one_starts_the_longest_sequence_is_about_the_same():
     found = [
-        max_length(small_config(sequence={"length": length}, hardware={"hbm_bytes": 2**30}), budget_s=600).best.size
+        max_length(small_config(sequence={"length": length}, hardware={"hbm_bytes": 2**30})).best.size
         for length in (2**14, 2**21)
     ]
     assert max(found) <= 1.13 * min(found)
@@ -32,27 +36,52 @@ def test_from_wherever_one_starts_the_longest_sequence_is_about_the_same():
 
 def test_nothing_fits_at_any_length():
     config = small_config(hardware={"hbm_bytes": 2**20})
-    bound = max_length(config, budget_s=600)
+    bound = max_length(config)
     assert bound.best is None and "No sequence fits h100:1x4" in max_length_text(bound, resolve_cluster(config))
     assert bound_dict(bound)["value"] is None
 
 
-def test_a_known_answer_is_not_searched_again(monkeypatch):
+def test_the_fastest_plan_is_searched_at_the_answer_alone(monkeypatch):
     config = small_config(hardware={"hbm_bytes": 2**30})
-    found, sizes = search(config), []
+    found, searched, asked = search(config), [], []
 
     def counted(config, cluster=None):
-        sizes.append(config.sequence.length)
+        searched.append(config.sequence.length)
         return search(config, cluster)
 
+    def counted_problem(config, cluster=None):
+        asked.append(config.sequence.length)
+        return problem_of_all(config, cluster)
+
     monkeypatch.setattr("sppo_jax.search.limits.search", counted)
-    bound = max_length(config, found=found, budget_s=600)
-    assert config.sequence.length not in sizes and len(set(sizes)) == len(sizes) == len(bound.tried) - 1
+    monkeypatch.setattr("sppo_jax.search.limits.problem_of_all", counted_problem)
+    bound = max_length(config, found=found)
+    assert searched == [bound.best.size]
+    assert config.sequence.length not in asked and len(set(asked)) == len(asked) == len(bound.tried) - 1
 
 
-def test_without_time_the_answer_is_coarse_but_right():
-    bound = max_length(small_config(hardware={"hbm_bytes": 2**30}), budget_s=0.0)
-    assert bound.stopped.size == 2 * bound.best.size and bound.best.found.fits
+def test_a_slow_machine_gives_the_same_answer(monkeypatch):
+    config = small_config(hardware={"hbm_bytes": 2**30})
+    want = max_length(config)
+    hours = itertools.count(step=3600.0)
+    monkeypatch.setattr("time.perf_counter", lambda: next(hours))
+    bound = max_length(config)
+    assert bound.seconds >= 3600
+    assert (bound.best.size, bound.stopped.size) == (want.best.size, want.stopped.size)
+
+
+def test_a_plan_that_a_run_cannot_pin_is_not_the_answer(monkeypatch):
+    """XLA's pool of host memory may refuse what fits by its bytes: the next shorter length is searched then."""
+    config = small_config(hardware={"hbm_bytes": 2**30})
+    want = max_length(config).best.size
+
+    def refused(config, cluster=None):
+        found = search(config, cluster)
+        return dataclasses.replace(found, problem="pinned") if config.sequence.length == want else found
+
+    monkeypatch.setattr("sppo_jax.search.limits.search", refused)
+    bound = max_length(config)
+    assert bound.best.size < want == bound.stopped.size and bound.stopped.problem == "pinned"
 
 
 @pytest.mark.parametrize("start", [pytest.param("h100:1x1", marks=pytest.mark.slow), "h100:1x8", "h100:4x8"])
@@ -60,7 +89,7 @@ def test_the_smallest_cluster_fits_and_the_next_smaller_does_not(start):
     config = small_config(
         start, **FREE | {"sequence": {"length": 2**21, "chunks": "auto"}}, hardware={"hbm_bytes": 2**30}
     )
-    bound = min_devices(config, budget_s=600)
+    bound = min_devices(config)
     assert bound.best.found.fits
     mesh = bound.best.found.plan.mesh
     assert mesh.data * mesh.pipe * mesh.seq == bound.best.size
@@ -84,7 +113,7 @@ def test_pinned_axes_are_kept():
 
 def test_where_no_cluster_will_do():
     config = small_config("h100:1x8", **FREE, hardware={"hbm_bytes": 2**20})
-    bound = min_devices(config, budget_s=600)
+    bound = min_devices(config)
     assert bound.best is None
     assert "No cluster of up to 1024 h100 fits" in min_devices_text(bound, resolve_cluster(config), 65536)
 
@@ -116,7 +145,7 @@ def test_settings_that_pin_the_answer_are_refused(bound, groups, message):
 
 def test_text_and_json_say_the_same():
     config = small_config(hardware={"hbm_bytes": 2**30})
-    bound = max_length(config, budget_s=600)
+    bound = max_length(config)
     text, values = max_length_text(bound, resolve_cluster(config)), bound_dict(bound)
     assert f"{values['value']:,} tokens" in text and values["stopped"]["problem"].split(":")[0] in text
     assert sum(values["best"]["plan"]["chunk_lengths"]) == values["value"]

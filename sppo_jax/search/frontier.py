@@ -13,7 +13,7 @@ from sppo_jax.search.least_seconds import LeastSeconds
 from sppo_jax.search.offload import Places, place_options
 from sppo_jax.search.partitions import Candidate, Partition, equal_cost_partitions, partitions
 from sppo_jax.search.refine import with_fewer_bodies
-from sppo_jax.search.request import Request, Trial, Way
+from sppo_jax.search.request import Request, Trial, Way, preferences
 
 T = TypeVar("T")
 # Steps whose predicted seconds differ by less are ties: the prediction does not tell them apart.
@@ -115,6 +115,26 @@ class Frontier:
         self._partitions: dict[Way, dict[Layout, list[Partition]]] = {}
         self._excesses: dict[tuple, float] = {}
 
+    def first(self, find: Callable[[], T | None]) -> T | None:
+        """Opens the trials of the request, a set at a time, until `find` finds something; None if it never does.
+
+        Raises:
+            ValueError: the settings leave no candidate; that none fits is no error.
+        """
+        for trials in preferences(self.request):
+            for trial in trials:
+                try:
+                    self.open(trial)
+                except ValueError as error:  # no mesh keeps the rules this way
+                    if not self.families:
+                        raise
+                    self.errors.append(error)
+            if (found := find()) is not None:
+                return found
+            if not self.too_large and not self.sized:
+                raise self.errors[0]
+        return None
+
     def open(self, trial: Trial) -> None:
         """Brings in the layouts of a trial.
 
@@ -132,7 +152,7 @@ class Frontier:
             for places in self.options:
                 family = Family(layout, places, trial.kv_grad_dtype, shared)
                 self.families.append(family)
-                self.push(self.seconds.of_layout(layout, places, span, drains), family)
+                self.push(self.rank_of_layout(layout, places, span, drains), family)
             self.num_considered += len(members) * len(self.options)
 
     def add(self, candidates: Iterable[Candidate]) -> None:
@@ -143,7 +163,19 @@ class Frontier:
             if excess > 0:
                 self._drop(excess, candidate)
             else:
-                self.push(self.seconds.of_uncut(candidate.partition, candidate.places), candidate)
+                self.push(self.rank_of_uncut(candidate, excess), candidate)
+
+    def rank_of_layout(self, layout: Layout, places: Places, span: tuple[int, int], drains: int) -> float:
+        """Returns the place in the heap of a layout, see `LeastSeconds.of_layout`."""
+        return self.seconds.of_layout(layout, places, span, drains)
+
+    def rank_of_uncut(self, candidate: Candidate, excess: float) -> float:
+        """Returns the place of a candidate before its chunks are known; its least memory is over by `excess`."""
+        return self.seconds.of_uncut(candidate.partition, candidate.places)
+
+    def rank_of_chunks(self, candidate: Candidate, excess: float) -> float:
+        """Returns the place of a candidate whose chunks and way of keys and values are known."""
+        return self.seconds.of_partition(candidate.partition, candidate.places, candidate.alpha, candidate.kv)
 
     def push(self, bound: float, what: Item) -> None:
         """Brings something in, or back, with the least seconds of its step."""
@@ -197,7 +229,7 @@ class Frontier:
             if excess > 0:
                 self._drop(excess, decided)
             else:
-                found.append((self.seconds.of_partition(partition, places, candidate.alpha, kv), decided))
+                found.append((self.rank_of_chunks(decided, excess), decided))
         return found
 
     def least_excess(self, partition: Partition, places: Places, kv_grad_dtype: str) -> float:
@@ -228,6 +260,13 @@ class Frontier:
             for least_s, more in self.bounded(candidate._replace(alpha="all")):
                 self.push(max(bound, least_s), more)
 
+    def any_that_fits(self) -> Outcome | None:
+        """Refines what is on top of the heap until a plan fits, and returns it; None if none does."""
+        while not self.tried and self._heap:
+            bound, _, what = heapq.heappop(self._heap)
+            self._refine(bound, what)
+        return self.tried[0] if self.tried else None
+
     def attempt(self, work: Callable[..., T], *given: Any) -> T | None:
         """Returns what some work on a candidate gives; None if the candidate breaks a rule."""
         try:
@@ -253,7 +292,7 @@ class Frontier:
                 self.too_large.append(TooLarge(excess, next(candidates), alike))
                 continue
             for candidate in candidates:
-                self.push(self.seconds.of_uncut(candidate.partition, candidate.places), candidate)
+                self.push(self.rank_of_uncut(candidate, excess), candidate)
 
     def _candidates(self, family: Family, alike: tuple[Partition, ...]) -> Iterator[Candidate]:
         return (Candidate(one, family.places, self.alpha, family.kv_grad_dtype) for one in alike)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
+from sppo_jax.search.feasible import problem_of_all
 from sppo_jax.search.request import resolve_cluster
 from sppo_jax.search.search import Found, search
 
@@ -23,14 +24,16 @@ class Trial:
     Args:
         size: tokens of the sequence, or devices.
         name: the size in words: the same, or the cluster.
-        found: what the search found; None: the settings allow no plan of this size.
+        found: what the search found; None where the fastest plan was not searched.
         problem: empty if a plan fits, else what stops it.
+        is_possible: whether the settings allow a plan of this size.
     """
 
     size: int
     name: str
     found: Found | None
     problem: str
+    is_possible: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,22 +54,35 @@ class Bound:
 
 
 class _Trials:
-    """Searches at several sizes, each once, for so many seconds."""
+    """Sizes, each asked once whether a plan fits; the fastest plan is searched at the answer alone."""
 
-    def __init__(self, run: Callable[[int], Trial], budget_s: float, known: dict[int, Trial]) -> None:
-        self.run, self.known = run, known
-        self.start_s, self.budget_s = time.perf_counter(), budget_s
+    def __init__(self, name: Callable[[int], str], ask: Callable[[int], tuple[Config, Cluster | None]]) -> None:
+        """Starts without trials.
+
+        Args:
+            name: the size in words.
+            ask: the settings and devices of a size.
+        """
+        self.name, self.ask = name, ask
+        self.known: dict[int, Trial] = {}
+        self.start_s = time.perf_counter()
+
+    def start(self, size: int, found: Found) -> None:
+        """Begins with the fastest plan of a size."""
+        self.known[size] = Trial(size=size, name=self.name(size), found=found, problem=found.problem)
 
     def fits(self, size: int) -> bool:
+        """Returns whether a plan of a size fits."""
         if size not in self.known:
-            self.known[size] = self.run(size)
+            self.known[size] = self._trial(size)
         return not self.known[size].problem
 
-    def seconds(self) -> float:
-        return time.perf_counter() - self.start_s
-
-    def in_time(self) -> bool:
-        return self.seconds() < self.budget_s
+    def settles(self, size: int) -> bool:
+        """Searches the fastest plan of a size that fits; returns whether a run gets the memory of that plan too."""
+        if self.known[size].found is None:
+            found = search(*self.ask(size))
+            self.known[size] = replace(self.known[size], found=found, problem=found.problem)
+        return not self.known[size].problem
 
     def bound(self, best: int | None, stopped: int | None) -> Bound:
         known = self.known
@@ -74,23 +90,30 @@ class _Trials:
             best=None if best is None else known[best],
             stopped=None if stopped is None else known.get(stopped),
             tried=tuple(known.values()),
-            seconds=self.seconds(),
+            seconds=time.perf_counter() - self.start_s,
         )
 
+    def _trial(self, size: int) -> Trial:
+        try:
+            config, cluster = self.ask(size)
+            if config.planner == "paper":
+                found = search(config, cluster)
+                return Trial(size=size, name=self.name(size), found=found, problem=found.problem)
+            return Trial(size=size, name=self.name(size), found=None, problem=problem_of_all(config, cluster))
+        except ValueError as error:
+            return Trial(size=size, name=self.name(size), found=None, problem=str(error), is_possible=False)
 
-def max_length(
-    config: Config, cluster: Cluster | None = None, *, found: Found | None = None, budget_s: float = 30.0
-) -> Bound:
+
+def max_length(config: Config, cluster: Cluster | None = None, *, found: Found | None = None) -> Bound:
     """Finds the longest sequence that fits: by doubling from the config's length, then by halving the interval.
 
-    What fits is taken to fit at every shorter length, which holds as far as lengths divide alike; the answer is exact
-    to a sixteenth of it, or less so where time runs out: `stopped` says how much more does not fit.
+    What fits is taken to fit at every shorter length, which holds as far as lengths divide alike. The answer is exact
+    to a sixteenth of it, and `stopped` says how much more does not fit. Only the answer's fastest plan is searched.
 
     Args:
-        config: the settings; all that is "auto" is searched again for every length.
+        config: the settings; all that is "auto" is open again for every length.
         cluster: the devices, as in `search`.
         found: what `search` found for the config as it is, if known.
-        budget_s: seconds after which the answer is not refined further.
 
     Raises:
         ValueError: a setting pins the length.
@@ -107,39 +130,38 @@ def max_length(
             "schedule.name"
         )
 
-    def run(tokens: int) -> Trial:
-        longer = replace(config, sequence=replace(config.sequence, length=tokens))
-        return _trial(tokens, f"{tokens:,}", lambda: search(longer, cluster))
+    def ask(tokens: int) -> tuple[Config, Cluster | None]:
+        return replace(config, sequence=replace(config.sequence, length=tokens)), cluster
 
     length = config.sequence.length
-    first = _trial(length, f"{length:,}", lambda: found or search(config, cluster), refuse=True)
-    trials = _Trials(run, budget_s, {length: first})
+    trials = _Trials(lambda tokens: f"{tokens:,}", ask)
+    # Settings that contradict each other are refused; a length that they do not allow is one that does not fit.
+    trials.start(length, found or search(config, cluster))
     low, high = _bracket(trials, length, _MOST_TOKENS)
-    if low is None or high is None:
+    if low is None:
         return trials.bound(low, high)
     # Lengths that suit every mesh of these devices; no finer than the answer is wanted.
     resolved = resolve_cluster(config, cluster)
     unit = resolved.num_devices * resolved.device.tile
     step = max(unit, low // _LENGTH_PARTS // unit * unit)
-    while high - low > step and trials.in_time():
+    while high is not None and high - low > step:
         middle = low + max(1, (high - low) // step // 2) * step
         low, high = (middle, high) if trials.fits(middle) else (low, middle)
-    return trials.bound(low, high)
+    while low > 0 and not (trials.fits(low) and trials.settles(low)):
+        low, high = low - step, low
+    return trials.bound(low if low > 0 else None, high)
 
 
-def min_devices(
-    config: Config, cluster: Cluster | None = None, *, found: Found | None = None, budget_s: float = 30.0
-) -> Bound:
+def min_devices(config: Config, cluster: Cluster | None = None, *, found: Found | None = None) -> Bound:
     """Finds the smallest cluster that a plan fits: 1, 2, 4, ... devices of one host, then whole hosts.
 
     Sizes are halved or doubled from the given cluster on, up to 128 hosts; between the last two, numbers of hosts are
     tried by halving the interval. A host of fewer devices keeps all of its memory.
 
     Args:
-        config: the settings; all that is "auto" is searched again for every size.
+        config: the settings; all that is "auto" is open again for every size.
         cluster: the kind of devices and hosts to start from, as in `search`.
         found: what `search` found for the config as it is, if known.
-        budget_s: seconds after which the answer is not refined further.
 
     Raises:
         ValueError: the settings pin the number of devices.
@@ -154,38 +176,30 @@ def min_devices(
     per_host = base.devices_per_host if base.num_hosts > 1 else base.device.devices_per_host
     given = math.prod(pinned.values())
 
-    def run(size: int) -> Trial:
-        smaller = replace(base, num_hosts=max(1, size // per_host), devices_per_host=min(size, per_host), topology=())
+    def devices(size: int) -> Cluster:
+        return replace(base, num_hosts=max(1, size // per_host), devices_per_host=min(size, per_host), topology=())
+
+    def ask(size: int) -> tuple[Config, Cluster]:
         if size % given:
             shown = " * ".join(f"mesh.{name}={value}" for name, value in pinned.items())
-            return Trial(size=size, name=smaller.name, found=None, problem=f"{shown} does not divide {size} devices")
-        return _trial(size, smaller.name, lambda: search(config, smaller))
+            raise ValueError(f"{shown} does not divide {size} devices")
+        return config, devices(size)
 
     sizes = list(_sizes(per_host))
     start = max((size for size in sizes if size <= base.num_devices), default=sizes[0])
-    trials = _Trials(run, budget_s, {})
+    trials = _Trials(lambda size: devices(size).name, ask)
     if found is not None and start == base.num_devices and base.devices_per_host == min(start, per_host):
-        trials.known[start] = _trial(start, base.name, lambda: found)
+        trials.start(start, found)
     low, high = _least(trials, sizes, sizes.index(start))
-    if low is None or high is None:
-        return trials.bound(high, low)
-    while high - low > per_host and trials.in_time():
+    while low is not None and high is not None and high - low > per_host:
         middle = low + (high - low) // per_host // 2 * per_host
         low, high = (low, middle) if trials.fits(middle) else (middle, high)
+    larger = [size for size in sizes if high is not None and size > high]
+    while high is not None and not (trials.fits(high) and trials.settles(high)):
+        low, high = high, larger.pop(0) if larger else None
     # Most numbers of hosts suit no mesh: what says more is the nearest that does, and is too small.
-    smaller = [size for size, trial in trials.known.items() if size < high and trial.found is not None]
-    return trials.bound(high, max(smaller, default=low))
-
-
-def _trial(size: int, name: str, run: Callable[[], Found], *, refuse: bool = False) -> Trial:
-    """Returns one search; settings that allow no plan of its size count as not fitting, unless they are refused."""
-    try:
-        found = run()
-    except ValueError as error:
-        if refuse:
-            raise
-        return Trial(size=size, name=name, found=None, problem=str(error))
-    return Trial(size=size, name=name, found=found, problem=found.problem)
+    smaller = [size for size, one in trials.known.items() if one.is_possible and (high is None or size < high)]
+    return trials.bound(high, low if low is None else max(smaller, default=low))
 
 
 def _bracket(trials: _Trials, size: int, most: int) -> tuple[int | None, int | None]:
@@ -199,7 +213,7 @@ def _bracket(trials: _Trials, size: int, most: int) -> tuple[int | None, int | N
     while size > 1:
         if trials.fits(size // 2):
             return size // 2, size
-        if trials.known[size // 2].found is None:
+        if not trials.known[size // 2].is_possible:
             # Too short for the settings: nothing shorter can be planned.
             break
         size //= 2

@@ -137,15 +137,19 @@ def problem_of(request: Request, least: Outcome) -> tuple[str, str]:
     Returns:
         The line, and the settings of the config without which a plan fits; empty if it is not them.
     """
-    cluster, memory = request.cluster, least.memory
     stopped_by, change = _nearest_change(request)
+    return f"{too_large_line(request, least)}; {change or _advice(request, least.memory)}", stopped_by
+
+
+def too_large_line(request: Request, least: Outcome) -> str:
+    """Returns the limit that nothing fits, and the bytes; arguments as `problem_of`."""
+    cluster, memory = request.cluster, least.memory
     hbm, host = format_bytes(usable_bytes(cluster)), format_bytes(usable_host_bytes(cluster))
-    line = (
+    return (
         f"no plan fits: the smallest plan is {over(least)}, with {format_bytes(memory.hbm_bytes)} of HBM "
         f"({_largest(memory)}) of {hbm} that plans may take and {format_bytes(memory.host)} of host memory"
-        f"{_on_host(memory)} of {host}; {change or _advice(request, memory)}"
+        f"{_on_host(memory)} of {host}"
     )
-    return line, stopped_by
 
 
 def _largest(memory: Memory) -> str:

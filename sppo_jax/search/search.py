@@ -18,7 +18,7 @@ from sppo_jax.search.no_fit import least, problem_of
 from sppo_jax.search.paper import paper_outcome
 from sppo_jax.search.partitions import Candidate
 from sppo_jax.search.refine import late_attention_is_open, with_late_attention, with_queries_on_the_ring
-from sppo_jax.search.request import USUAL, Request, Trial, asks_for_breadth_first, preferences, read_request
+from sppo_jax.search.request import USUAL, Request, Trial, asks_for_breadth_first, read_request
 
 NUM_REJECTED = 5
 # How many of the next fastest plans are tried with attention outputs of late chunks.
@@ -109,7 +109,8 @@ def _by_paper(request: Request) -> _Answer:
 
 def _by_search(request: Request) -> _Answer:
     fastest = Fastest(request)
-    frontier, best = fastest.frontier, _best(fastest)
+    frontier = fastest.frontier
+    best = frontier.first(fastest.next)
     if best is None:
         smallest = least(frontier)
         reasons, rejected = reasons_of(Results(fastest, smallest)), others(frontier, smallest, NUM_REJECTED)
@@ -123,29 +124,6 @@ def _by_search(request: Request) -> _Answer:
     reasons["stash"] = joined(why_late, reasons["stash"])
     reasons["sequence_kind"] = joined(reasons["sequence_kind"], why_queries)
     return _Answer(found, fastest_s, reasons, rejected, frontier.num_considered)
-
-
-def _best(fastest: Fastest) -> Outcome | None:
-    """Returns the fastest plan of the first trials of which any fits; None if none does.
-
-    Raises:
-        ValueError: the settings leave no candidate; that none fits is no error.
-    """
-    frontier = fastest.frontier
-    for trials in preferences(frontier.request):
-        for trial in trials:
-            try:
-                frontier.open(trial)
-            except ValueError as error:  # no mesh keeps the rules this way
-                if not frontier.families:
-                    raise
-                frontier.errors.append(error)
-        best = fastest.next()
-        if best is not None:
-            return best
-        if not frontier.too_large and not frontier.sized:
-            raise frontier.errors[0]
-    return None
 
 
 def _with_other_order(fastest: Fastest, best: Outcome) -> tuple[Outcome, Outcome | None]:

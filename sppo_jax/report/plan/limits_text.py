@@ -77,8 +77,8 @@ def _text(title: str, bound: Bound, cluster: Cluster, unit: str) -> str:
 
 
 def _status(trial: Trial) -> str:
-    """Returns the result of a search; without a plan, the settings allow no mesh or chunks of this size."""
-    if trial.found is None:
+    """Returns the result of a trial; where none is possible, the settings allow no mesh or chunks of this size."""
+    if not trial.is_possible:
         return "no mesh"
     return "too large" if trial.problem else "fits"
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from sppo_jax.search.evaluate import Outcome, Sized, evaluate, size
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.least_memory import LeastMemory
-from sppo_jax.search.least_seconds import LeastSeconds
+from sppo_jax.search.least_seconds import LeastSeconds, span_of
 from sppo_jax.search.offload import Places, place_options
 from sppo_jax.search.partitions import Candidate, Partition, equal_cost_partitions, partitions
 from sppo_jax.search.refine import with_fewer_bodies
@@ -125,14 +125,11 @@ class Frontier:
             alike: dict[tuple, list[Partition]] = {}
             for partition in members:
                 alike.setdefault(partition.holds, []).append(partition)
-            # Of given chunks the first ones may be short, and then further ones add little.
-            counts = [1 if one.balance == "given" else one.num_chunks for one in members]
-            span, drains = (min(counts), max(counts)), min(one.drains for one in members)
-            shared = tuple(tuple(one) for one in alike.values())
+            shared, span = tuple(tuple(one) for one in alike.values()), span_of(members)
             for places in self.options:
                 family = Family(layout, places, trial.kv_grad_dtype, shared)
                 self.families.append(family)
-                self.push(self.seconds.of_layout(layout, places, span, drains), family)
+                self.push(self.seconds.of_layout(layout, places, span), family)
             self.num_considered += len(members) * len(self.options)
 
     def add(self, candidates: Iterable[Candidate]) -> None:

@@ -67,3 +67,12 @@ def test_the_largest_holders_are_named_and_the_advice_is_for_them(cluster, model
 def test_every_holder_has_words():
     found, _, _ = problem("h100:1x1", {"preset": "llama3-8b"}, hardware={"host_bytes": 2**36})
     assert {*found.memory.hbm, "experts"} == set(HOLDERS)  # this model has no experts
+
+
+def test_the_smallest_plan_is_that_of_either_order():
+    """Bounds of breadth-first plans are far below their memory where the host is full; others are tried too."""
+    cluster, model, groups = parse_cluster("h100:1x1"), {"preset": "llama3-70b"}, {"optimizer": {"place": "device"}}
+    depth_first, _, _ = problem("h100:1x1", model, 2**22, schedule={"name": "sppo"}, **groups)
+    found, _, _ = problem("h100:1x1", model, 2**22, **groups)
+    assert found.memory.excess(cluster) <= depth_first.memory.excess(cluster)
+    assert found.plan.schedule.name == "sppo"

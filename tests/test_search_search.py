@@ -20,7 +20,7 @@ from sppo_jax.search.explain import times_slower
 from sppo_jax.search.frontier import Frontier
 from sppo_jax.search.layouts import layouts
 from sppo_jax.search.least_memory import LeastMemory
-from sppo_jax.search.least_seconds import stream_seconds
+from sppo_jax.search.least_seconds import span_of, stream_seconds
 from sppo_jax.search.offload import place_options
 from sppo_jax.search.partitions import LONGEST, Candidate, Partition, equal_cost_partitions, partitions
 from sppo_jax.search.request import USUAL, Trial, Way, preferences, read_request
@@ -231,6 +231,23 @@ def test_bounds_are_below_what_they_bound(figures, per_step, schedule, balance):
         bounds.check(outcome)
 
 
+@pytest.mark.parametrize("lengths", [[512] * 8, [256, 256, 512, 1024, 2048], [2048, 1024, 512, 256, 256]])
+def test_bounds_of_given_chunks_are_below_what_they_bound(lengths):
+    request = read_request(config(sequence={"chunks": lengths}), small())
+    bounds = Bounds(request)
+    for outcome in outcomes(request, among=bounds.partitions):
+        bounds.check(outcome)
+    assert {one.layout.mesh.pipe for one in bounds.partitions} == {1, 2, 4}
+
+
+def test_of_given_chunks_the_fastest_layout_is_found():
+    """The pipeline fills with one of the chunks, not with a sequence; so ring and ulysses are compared."""
+    groups = {"mesh": {"pipe": 4}, "sequence": {"chunks": [2048] * 4}, "schedule": {"name": "sppo", **PLAIN}}
+    found, slower = search(large("llama3-8b", "h100:1x8", 8192, **groups)), {"kind": "ring", "chunks": [2048] * 4}
+    other = search(large("llama3-8b", "h100:1x8", 8192, **{**groups, "sequence": slower}))
+    assert found.plan.sequence_kind == "ulysses" and found.fastest_s < other.fastest_s
+
+
 class Bounds:
     """All bounds of a request's candidates."""
 
@@ -242,10 +259,8 @@ class Bounds:
     def check(self, outcome, kv=""):
         """Checks that an outcome is not below what bounds its partition and places."""
         seconds, choice, partition = self.frontier.seconds, outcome.candidate, outcome.candidate.partition
-        of_layout = self.of_layout[partition.layout]
-        counts = [1 if one.balance == "given" else one.num_chunks for one in of_layout]
-        span, drains = (min(counts), max(counts)), min(one.drains for one in of_layout)
-        assert seconds.of_layout(partition.layout, choice.places, span, drains) <= outcome.step_s
+        span = span_of(self.of_layout[partition.layout])
+        assert seconds.of_layout(partition.layout, choice.places, span) <= outcome.step_s
         assert seconds.of_uncut(partition, choice.places) <= outcome.step_s
         assert seconds.of_partition(partition, choice.places, choice.alpha, choice.kv) <= outcome.step_s * (1 + 1e-9)
         excess = outcome.memory.excess(self.frontier.request.cluster)

@@ -6,10 +6,11 @@ from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.search.frontier import Frontier
 from sppo_jax.search.layouts import Layout
+from sppo_jax.search.least_seconds import Span
 from sppo_jax.search.no_fit import least, too_large_line
 from sppo_jax.search.offload import Places
 from sppo_jax.search.partitions import Candidate
-from sppo_jax.search.request import Request, read_request
+from sppo_jax.search.request import Request, preferences, read_request
 
 
 class _BySize(Frontier):
@@ -23,7 +24,7 @@ class _BySize(Frontier):
         if self.alpha == "hidden":
             self.alpha = "all"
 
-    def rank_of_layout(self, layout: Layout, places: Places, span: tuple[int, int], drains: int) -> float:
+    def rank_of_layout(self, layout: Layout, places: Places, span: Span) -> float:
         return -math.inf
 
     def rank_of_uncut(self, candidate: Candidate, excess: float) -> float:
@@ -44,6 +45,10 @@ def problem_of_all(config: Config, cluster: Cluster | None = None) -> str:
         ValueError: settings contradict each other, or leave no plan.
     """
     frontier = _BySize(read_request(config, cluster))
-    if frontier.first(frontier.any_that_fits) is not None:
+    sets = list(preferences(frontier.request))
+    # Of the dtypes of dK and dV the last takes the least memory, all else the same.
+    smallest = sets[-1][-1].kv_grad_dtype
+    of_dtype = [trials for trials in sets if trials[0].kv_grad_dtype == smallest]
+    if frontier.first(of_dtype, frontier.any_that_fits) is not None:
         return ""
     return too_large_line(frontier.request, least(frontier))

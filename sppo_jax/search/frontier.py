@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, TypeVar
 from sppo_jax.search.evaluate import Outcome, Sized, evaluate, size
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.least_memory import LeastMemory
-from sppo_jax.search.least_seconds import LeastSeconds
+from sppo_jax.search.least_seconds import LeastSeconds, Span, span_of
 from sppo_jax.search.offload import Places, place_options
 from sppo_jax.search.partitions import Candidate, Partition, equal_cost_partitions, partitions
 from sppo_jax.search.refine import with_fewer_bodies
-from sppo_jax.search.request import Request, Trial, Way, preferences
+from sppo_jax.search.request import Request, Trial, Way
 
 T = TypeVar("T")
 # Steps whose predicted seconds differ by less are ties: the prediction does not tell them apart.
@@ -115,13 +115,17 @@ class Frontier:
         self._partitions: dict[Way, dict[Layout, list[Partition]]] = {}
         self._excesses: dict[tuple, float] = {}
 
-    def first(self, find: Callable[[], T | None]) -> T | None:
-        """Opens the trials of the request, a set at a time, until `find` finds something; None if it never does.
+    def first(self, sets: Iterable[Sequence[Trial]], find: Callable[[], T | None]) -> T | None:
+        """Opens trials, a set at a time, until `find` finds something; None if it never does.
+
+        Args:
+            sets: of trials.
+            find: looks among all candidates so far.
 
         Raises:
             ValueError: the settings leave no candidate; that none fits is no error.
         """
-        for trials in preferences(self.request):
+        for trials in sets:
             for trial in trials:
                 try:
                     self.open(trial)
@@ -145,14 +149,11 @@ class Frontier:
             alike: dict[tuple, list[Partition]] = {}
             for partition in members:
                 alike.setdefault(partition.holds, []).append(partition)
-            # Of given chunks the first ones may be short, and then further ones add little.
-            counts = [1 if one.balance == "given" else one.num_chunks for one in members]
-            span, drains = (min(counts), max(counts)), min(one.drains for one in members)
-            shared = tuple(tuple(one) for one in alike.values())
+            shared, span = tuple(tuple(one) for one in alike.values()), span_of(members)
             for places in self.options:
                 family = Family(layout, places, trial.kv_grad_dtype, shared)
                 self.families.append(family)
-                self.push(self.rank_of_layout(layout, places, span, drains), family)
+                self.push(self.rank_of_layout(layout, places, span), family)
             self.num_considered += len(members) * len(self.options)
 
     def add(self, candidates: Iterable[Candidate]) -> None:
@@ -165,9 +166,9 @@ class Frontier:
             else:
                 self.push(self.rank_of_uncut(candidate, excess), candidate)
 
-    def rank_of_layout(self, layout: Layout, places: Places, span: tuple[int, int], drains: int) -> float:
+    def rank_of_layout(self, layout: Layout, places: Places, span: Span) -> float:
         """Returns the place in the heap of a layout, see `LeastSeconds.of_layout`."""
-        return self.seconds.of_layout(layout, places, span, drains)
+        return self.seconds.of_layout(layout, places, span)
 
     def rank_of_uncut(self, candidate: Candidate, excess: float) -> float:
         """Returns the place of a candidate before its chunks are known; its least memory is over by `excess`."""

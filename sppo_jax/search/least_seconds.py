@@ -1,5 +1,6 @@
 """The least seconds of a step before its table is built: from an uncut sequence, then from all of its chunks."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
@@ -125,6 +126,27 @@ class _Uncut(NamedTuple):
     more_unit_s: float
 
 
+class Span(NamedTuple):
+    """What partitions of a layout are between, all of them with given chunks or none.
+
+    Attributes:
+        further: the fewest and the most of their `_further` chunks.
+        most_chunks: the most chunks of a partition.
+        drains: how many times the pipeline fills and drains at least.
+    """
+
+    further: tuple[int, int]
+    most_chunks: int
+    drains: int
+
+
+def span_of(partitions: Iterable[Partition]) -> Span:
+    """Returns the span of some partitions of a layout."""
+    of_each = [(_further(one), one.num_chunks, one.drains) for one in partitions]
+    further, counts, drains = zip(*of_each, strict=True)
+    return Span((min(further), max(further)), max(counts), min(drains))
+
+
 class LeastSeconds:
     """Bounds of the seconds of one request's choices; what choices share is worked out once.
 
@@ -137,18 +159,11 @@ class LeastSeconds:
         self._streams: dict[tuple, float] = {}
         self._of_kv: dict[tuple, float] = {}
 
-    def of_layout(self, layout: Layout, places: Places, counts: tuple[int, int], drains: int) -> float:
-        """Returns about the least seconds of a step with any partition of a layout.
-
-        Args:
-            layout: the layout.
-            places: of the stash.
-            counts: the fewest chunks of a partition, and the most.
-            drains: how many times the pipeline fills and drains at least.
-        """
-        uncut, waits, (fewest, most) = self._uncut_of(layout, places), layout.mesh.pipe - 1, counts
-        fill_s = drains * waits * (uncut.unit_s + (most - 1) * uncut.more_unit_s) / most
-        return _MARGIN * (uncut.stage_s + (fewest - 1) * uncut.more_s + fill_s)
+    def of_layout(self, layout: Layout, places: Places, span: Span) -> float:
+        """Returns about the least seconds of a step with any of the partitions of a layout that `span` tells of."""
+        uncut, waits, (least, most) = self._uncut_of(layout, places), layout.mesh.pipe - 1, span.further
+        fill_s = span.drains * waits * (uncut.unit_s + most * uncut.more_unit_s) / span.most_chunks
+        return _MARGIN * (uncut.stage_s + least * uncut.more_s + fill_s)
 
     def of_uncut(self, partition: Partition, places: Places) -> float:
         """Returns about the least seconds of a step, from an uncut sequence and what every chunk adds at least.
@@ -156,8 +171,7 @@ class LeastSeconds:
         No chunks take less together than their sequence uncut, and the pipeline fills with one that takes their mean.
         """
         uncut, waits = self._uncut_of(partition.layout, places), partition.layout.mesh.pipe - 1
-        # What a chunk adds is the mean of chunks that are equal, or longer at the start; others may add less.
-        further = partition.num_chunks - 1 if partition.balance != "given" else 0
+        further = _further(partition)
         fill_s = partition.drains * waits * (uncut.unit_s + further * uncut.more_unit_s) / partition.num_chunks
         return _MARGIN * (uncut.stage_s + further * uncut.more_s + fill_s)
 
@@ -234,6 +248,15 @@ class LeastSeconds:
             kept, again = layout.costs(places), layout.costs(places, kv)
             self._of_kv[key] = again.seconds("B", 0, tokens) - kept.seconds("B", 0, tokens)
         return layout.sequences * layout.interleave * partition.num_chunks * self._of_kv[key]
+
+
+def _further(partition: Partition) -> int:
+    """Returns how many chunks of a partition add at least what a chunk of no tokens adds on the mean.
+
+    Of chunks that are equal, or longer at the start, all but one do. Of given chunks the first ones may be short, and
+    then further ones add little.
+    """
+    return partition.num_chunks - 1 if partition.balance != "given" else 0
 
 
 def _at_least(units: list[float], copies: list[float]) -> list[float]:

@@ -52,7 +52,7 @@ HOLDERS = {
 _PARAMETERS, _PREFIX, _BATCH = ("params", "weights", "grads"), ("kv", "kv_grad"), ("batch",)
 # The largest holders are named, as many as take this share, but no more than so many.
 _SHARE_NAMED, _MOST_NAMED = 0.8, 4
-# How many of the least bounds of memory are worked out, and of those that were nearly chosen.
+# How many of the least bounds of memory of an order are worked out, and how many of those that were nearly chosen.
 _LEAST_TRIED, _NEARLY_TRIED = 8, 2
 
 
@@ -90,7 +90,8 @@ def _smallest_sized(frontier: Frontier, most: float = math.inf) -> list[Sized]:
     """Returns a few candidates that may be the smallest, with their memory.
 
     They are those that were least too large so far, and of each layout and places the one of the shortest chunks, least
-    bound of memory first.
+    bound of memory first. Breadth-first and other schedules have a limit each, because bounds of the first are far
+    below their memory where the host is full.
 
     Args:
         frontier: the search, over.
@@ -98,13 +99,17 @@ def _smallest_sized(frontier: Frontier, most: float = math.inf) -> list[Sized]:
     """
     cluster, found = frontier.request.cluster, math.inf
     nearly = heapq.nsmallest(_NEARLY_TRIED, frontier.sized, key=lambda one: one.memory.excess(cluster))
-    sized = list(nearly)
+    sized, tried = list(nearly), {True: 0, False: 0}
     for excess, candidate in _smallest(frontier):
         # Those that follow are larger.
-        if excess > min(found, most) or len(sized) == len(nearly) + _LEAST_TRIED:
+        if excess > min(found, most):
             break
+        order = candidate.partition.is_breadth_first
+        if tried[order] == _LEAST_TRIED:
+            continue
         one = frontier.attempt(size, candidate)
         if one is not None:
+            tried[order] += 1
             sized.append(one)
             found = min(found, one.memory.excess(cluster))
     return sized

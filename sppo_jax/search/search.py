@@ -18,7 +18,7 @@ from sppo_jax.search.no_fit import least, problem_of
 from sppo_jax.search.paper import paper_outcome
 from sppo_jax.search.partitions import Candidate
 from sppo_jax.search.refine import late_attention_is_open, with_late_attention, with_queries_on_the_ring
-from sppo_jax.search.request import USUAL, Request, Trial, asks_for_breadth_first, read_request
+from sppo_jax.search.request import USUAL, Request, Trial, asks_for_breadth_first, preferences, read_request
 
 NUM_REJECTED = 5
 # How many of the next fastest plans are tried with attention outputs of late chunks.
@@ -110,7 +110,7 @@ def _by_paper(request: Request) -> _Answer:
 def _by_search(request: Request) -> _Answer:
     fastest = Fastest(request)
     frontier = fastest.frontier
-    best = frontier.first(fastest.next)
+    best = frontier.first(preferences(request), fastest.next)
     if best is None:
         smallest = least(frontier)
         reasons, rejected = reasons_of(Results(fastest, smallest)), others(frontier, smallest, NUM_REJECTED)

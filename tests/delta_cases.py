@@ -1,5 +1,7 @@
 """The gated delta rule token by token, the convolution tap by tap, and what their tests share."""
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,30 @@ from jax import lax
 
 from sppo_jax.mixers.delta import Heads, Taps
 from sppo_jax.mixers.mixer import Operands, Place
+
+
+@dataclass(frozen=True)
+class Total:
+    """A mixer of a user's own: the sum of a document's values so far; heads are an array [T, N, V]."""
+
+    reach: int = 1
+
+    def empty_state(self, operands):
+        _, heads, size = operands.heads.shape
+        return jnp.zeros((heads, size), operands.heads.dtype)
+
+    def mix(self, operands, state, place):
+        is_real = (place.documents_T >= 0)[:, None, None]
+        values = jnp.where(is_real, operands.heads, 0)
+        of = jnp.concatenate([place.before_W[-1:], place.documents_T])
+        of = lax.cummax(of)
+        same = jnp.tril(of[1:, None] == of[None, 1:])
+        out = jnp.einsum("ts,snv->tnv", same.astype(values.dtype), values)
+        out = out + jnp.where((of[1:] == of[0])[:, None, None], state, 0)
+        return jnp.where(is_real, out, 0), out[-1]
+
+    def flops_per_token(self, operands):
+        return 0.0
 
 
 def sequential(tokens, documents_T, before, state_NKV):

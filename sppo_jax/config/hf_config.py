@@ -110,12 +110,12 @@ FAMILIES: Mapping[str, Family] = {
         max_length=131072, sliding_window=128, fused_experts="interleaved", norm_eps=1e-5, rope_theta=150000.0,
         rope={"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False},
     ),
-    "qwen3_next": Family(
-        architecture="Qwen3NextForCausalLM", num_kv_heads=2, fused_experts="halves", delta="joined", **_HYBRID
-    ),
     "qwen3_5_text": Family(architecture="Qwen3_5ForCausalLM", num_kv_heads=4, delta="apart", **_HYBRID),
     "qwen3_5_moe_text": Family(
         architecture="Qwen3_5MoeForCausalLM", num_kv_heads=2, fused_experts="halves", delta="apart", **_HYBRID
+    ),
+    "qwen3_next": Family(
+        architecture="Qwen3NextForCausalLM", num_kv_heads=2, fused_experts="halves", delta="joined", **_HYBRID
     ),
 }  # fmt: skip
 # Families that are refused by name: the beginning of `model_type`, and why.

@@ -111,7 +111,7 @@ def _hybrid(
         values: heads of values of the gated delta rule.
         fields: others, or other values.
     """
-    shape = dict(
+    shape: dict[str, Any] = dict(
         vocab_size=248320, head_dim=256, qk_norm=True, unit_norm=True, output_gate=True, norm_eps=1e-6,
         rope={"theta": 1e7, "fraction": 0.25},
         delta={"value_heads": values, "key_heads": 16, "key_size": 128, "value_size": 128, "taps": 4},

@@ -183,8 +183,12 @@ def test_bfloat16_is_near_float32():
         heads._replace(**{name: getattr(heads, name).astype(jnp.bfloat16) for name in "qkv"}),
         jax.tree.map(lambda x: x.astype(jnp.bfloat16), wide.constants),
     )
-    assert whole(narrow, ids)[0].dtype == jnp.bfloat16
-    assert worst(whole(narrow, ids)[0], whole(wide, ids)[0]) < 0.02
+    cotangents = jnp.asarray(rng.normal(size=heads.v.shape), jnp.float32)
+    got = both_ways(lambda o: whole(o, ids)[0], narrow, cotangents=cotangents.astype(jnp.bfloat16))
+    want = both_ways(lambda o: whole(o, ids)[0], wide, cotangents=cotangents)
+    assert got[0].dtype == jnp.bfloat16 and got[1][0].heads.g.dtype == jnp.float32
+    assert worst(got[0], want[0]) < 0.02
+    assert worst(got[1], want[1]) < 0.05
 
 
 @pytest.mark.slow

@@ -88,16 +88,18 @@ class GatedDelta:
 
     def mix(self, operands: Operands, state: State, place: Place) -> tuple[jax.Array, State]:
         """Returns out_TNV in the dtype of v, zero for padding, and the state behind the run."""
-        heads, taps = Heads(*operands.heads), Taps(*operands.constants)
+        heads, state = Heads(*operands.heads), State(*state)
         length, num_heads, value = heads.v.shape
         cut = cut_of(length, num_heads * max(heads.k.shape[2], value))
         run = jax.checkpoint(partial(_mix_stretch, spans=cut.spans), prevent_cse=False)
+        # So the gradients of taps are summed over stretches in this dtype too.
+        taps = Taps(*(x.astype(state.memory.dtype) for x in operands.constants))
 
         def next_stretch(state: State, stretch: tuple[Heads, Place]) -> tuple[State, jax.Array]:
             out, state = run(stretch[0], taps, state, stretch[1])
             return state, out
 
-        state, out = lax.scan(next_stretch, State(*state), _stretches(heads, place, cut))
+        state, out = lax.scan(next_stretch, state, _stretches(heads, place, cut))
         return out.reshape(-1, num_heads, value)[:length], state
 
     def flops_per_token(self, operands: Operands) -> float:

@@ -15,7 +15,10 @@ from flax import nnx
 from sppo_jax.attention.dense import dense_attention
 from sppo_jax.attention.mixer import mixer_of
 from sppo_jax.dtypes import accumulator, compute_dtype
-from sppo_jax.models.layers import layer_of, norm_of, normal_param
+from sppo_jax.mixers.dense import mix_sequences
+from sppo_jax.mixers.mixer import Operands
+from sppo_jax.models.layer_classes import layer_of
+from sppo_jax.models.layers import norm_of, normal_param
 from sppo_jax.models.stacks import LayerStacks, scan_layers, stack_names, stacks_of
 
 if TYPE_CHECKING:
@@ -140,9 +143,13 @@ class Decoder(nnx.Module):
 
         def run_layer(kind: str | None, x_BSD: jax.Array, state: nnx.State) -> tuple[jax.Array, Any]:
             layer = nnx.merge(stacks[kind][0], state)
-            q, k, v, *sinks = layer.before_attention(x_BSD, positions_BS)
-            how = dict(window=mixer_of(layer).window, sinks_N=sinks[0] if sinks else None)
-            out = dense_attention(q, k, v, positions_BS, document_ids_BS, **how)
+            projected = layer.before_attention(x_BSD, positions_BS)
+            if isinstance(projected, Operands):
+                out = mix_sequences(layer.mixer, projected, document_ids_BS)
+            else:
+                q, k, v, *sinks = projected
+                how = dict(window=mixer_of(layer).window, sinks_N=sinks[0] if sinks else None)
+                out = dense_attention(q, k, v, positions_BS, document_ids_BS, **how)
             choices = (layer.choose(x_BSD, out),) if hasattr(layer, "choose") else ()
             result = layer.after_attention(x_BSD, out, *choices)
             y_BSD, shares = result if isinstance(result, tuple) else (result, None)

@@ -64,7 +64,9 @@ class MixedShape:
 
 
 def mixed_shape(shapes: Sequence[tuple[AttentionShape, int]]) -> AttentionShape | MixedShape:
-    """Returns the attention of layers of which so many have each shape."""
+    """Returns the attention of layers of which so many have each shape; of no layers nothing travels."""
+    if not shapes:
+        return AttentionShape(num_heads=0, num_kv_heads=0, head_dim=0, itemsize=0)
     if len({shape for shape, _ in shapes}) == 1:
         return shapes[0][0]
     total = sum(count for _, count in shapes)

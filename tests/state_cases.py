@@ -1,16 +1,16 @@
 """A layer of a user's own whose mixer has a state, and programs of models that have such layers."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
-from combinations import Draws, draw, draw_by_groups, with_norms  # noqa: F401
+from combinations import Draws, draw, draw_by_groups
 from exactness import small_model
 from jax import lax
 from programs import Case, batches
 
 from sppo_jax.mixers.mixer import Operands, Place
-from sppo_jax.models.layers import DecoderLayer, layer_of, normal_param
+from sppo_jax.models.layers import DecoderLayer, ExpertsLayer, layer_of, normal_param
 
 # What tells the layers with a state from others: the size of their MLP.
 STATE_MLP = 11
@@ -62,10 +62,10 @@ class Decay:
         return 5.0 * v.shape[1] * k.shape[2] * v.shape[2]
 
 
-class StateLayer(DecoderLayer):
-    """A decoder layer whose attention is a decayed sum; heads as those of attention."""
+class _WithState:
+    """What a layer with a state has in place of attention; its heads are those of the attention."""
 
-    mixer_class = Decay
+    mixer_class: type = Decay
 
     def __init__(self, config, *, rngs):
         super().__init__(config, rngs=rngs)
@@ -78,22 +78,28 @@ class StateLayer(DecoderLayer):
         times = self.config.num_heads // self.config.num_kv_heads
         q = q.reshape(*q.shape[:-2], -1, times, q.shape[-1]).mean(-2)
         h_TD = x_TD if self.config.norms == "behind" else self.attention_norm(x_TD)
-        decay = h_TD @ self._cast(self.decay)
-        return Operands(
-            {"q": q, "k": k, "v": jnp.repeat(v, times, axis=-2), "decay": decay}, {"tap": self._cast(self.tap)}
-        )
+        heads = {"q": q, "k": k, "v": jnp.repeat(v, times, axis=-2), "decay": h_TD @ self._cast(self.decay)}
+        return Operands(heads, {"tap": self._cast(self.tap)})
+
+
+class StateLayer(_WithState, DecoderLayer):
+    """A decoder layer whose attention is a decayed sum."""
+
+
+class StateExpertsLayer(_WithState, ExpertsLayer):
+    """The same with experts."""
 
 
 def state_layer(config, *, rngs):
     """Makes a layer: one with a state where the MLP has the size that tells it."""
-    return (StateLayer if config.mlp_size == STATE_MLP else layer_of(config))(config, rngs=rngs)
+    if config.mlp_size != STATE_MLP:
+        return layer_of(config)(config, rngs=rngs)
+    return (StateExpertsLayer if config.experts.count else StateLayer)(config, rngs=rngs)
 
 
 @dataclass(frozen=True)
 class StateCase(Case):
     """A program of a model that has layers with a state."""
-
-    layer: object = field(default=staticmethod(state_layer))
 
     def make_model(self, dtype=None):
         return small_model(dtype=dtype or self.dtype, layer=state_layer, **self.model)
@@ -102,3 +108,40 @@ class StateCase(Case):
 def packed_batches(rng, plan, vocab_size, count):
     """Draws batches as `programs.batches` does; padding lies behind all documents."""
     return batches(rng, replace(plan, kernel="cudnn"), vocab_size, count)
+
+
+def draw_states(seed: int) -> StateCase:
+    """Draws a program of layers with a state and others: even seeds a depth-first one, odd seeds a breadth-first one.
+
+    Args:
+        seed: the same seed gives the same program.
+    """
+    case, draws = (draw_by_groups if seed % 2 else draw)(seed), Draws(seed + 9000)
+    plan, seq = case.plan | {"kv_grad_dtype": "float32"}, case.plan["mesh"][2]
+    model = {name: value for name, value in case.model.items() if name != "qkv_bias"}
+    groups = plan["mesh"][1] * plan["interleave"]
+    kinds = {"state": _draw_state(draws, seq)}
+    others = draws.pick((("full",), ("full",), ("full", "turned"), ("full", "other"), ()))
+    if "turned" in others:
+        kinds["turned"] = kinds["state"] | {"rope": {"theta": 50.0}}
+    if "other" in others:
+        kinds["other"] = _draw_state(draws, seq)
+    extra = draws.number(0, 2) if groups < 3 else 0  # or the program takes minutes to compile
+    of_group = ["state", *others[:1], *[draws.pick(("state", *others)) for _ in range(extra)], *others[1:]]
+    order = sorted(of_group, key=lambda _: draws.number(0, 99))
+    if others and draws.chance(0.3):
+        model["experts"] = dict(count=4, chosen=2, size=5, balance=0.3, shared_size=0)
+        kinds["state"] |= draws.pick(({}, {"experts": {"count": 0}}))
+    if not others:
+        plan["kv"] = "keep"
+        if plan["places"][:2] == ("keep", "host"):
+            plan["places"] = ("host", "host", plan["places"][2])
+    model |= dict(num_layers=groups * len(order), layers=f"{groups}x({','.join(order)})", kinds=kinds)
+    return StateCase(plan, model, blocks=case.blocks, optimised=case.optimised)
+
+
+def _draw_state(draws: Draws, seq: int) -> dict:
+    heads = seq * draws.number(1, 2)
+    of_keys = draws.pick([count for count in range(1, heads + 1) if heads % count == 0])
+    sizes = dict(num_heads=heads, num_kv_heads=of_keys, head_dim=2 * draws.number(1, 3))
+    return sizes | dict(mlp_size=STATE_MLP, norms=draws.pick(("before", "behind", "both")))

@@ -9,7 +9,6 @@ Letters: M members of `seq`, T tokens of a chunk on one member, N heads of an ar
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -57,13 +56,12 @@ def own_constants(constants: Any, num_members: int) -> Any:
     if num_members == 1:
         return constants
 
-    return jax.tree.map(lambda x: _share(x, 0, lax.axis_index(AXES), num_members), constants)
+    def cut(x: jax.Array) -> jax.Array:
+        whole = _replicated(x, 0, num_members)
+        size = whole.shape[0] // num_members
+        return lax.dynamic_slice_in_dim(whole, lax.axis_index(AXES) * size, size)
 
-
-def own_share(operands: Operands, member: int, num_members: int) -> Operands:
-    """Returns a member's share of the heads of operands that are all here."""
-    of_heads, of_constants = (partial(_share, dim=dim, member=member, num_members=num_members) for dim in (1, 0))
-    return Operands(jax.tree.map(of_heads, operands.heads), jax.tree.map(of_constants, operands.constants))
+    return jax.tree.map(cut, constants)
 
 
 def own_shapes(operands: Operands, num_members: int) -> Operands:
@@ -83,12 +81,6 @@ def _replicated(x: jax.Array, dim: int, num_members: int) -> jax.Array:
     """Repeats each head so that every member gets whole heads; neighbours stay together."""
     times = math.lcm(x.shape[dim], num_members) // x.shape[dim]
     return jnp.repeat(x, times, axis=dim) if times > 1 else x
-
-
-def _share(x: jax.Array, dim: int, member: jax.Array | int, num_members: int) -> jax.Array:
-    whole = _replicated(x, dim, num_members)
-    size = whole.shape[dim] // num_members
-    return lax.dynamic_slice_in_dim(whole, member * size, size, dim)
 
 
 def _sum_of_replicas(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -66,13 +66,14 @@ def _first_layer(state: nnx.State) -> nnx.State:
             return jnp.zeros(leaf.shape[1:], leaf.dtype)
         # Matrices whose products stay near 1.
         fan_in = leaf.shape[1] if len(leaf.shape) > 2 else 1
-        return _noise(2, leaf.shape[1:], leaf.dtype) / jnp.sqrt(jnp.asarray(fan_in, leaf.dtype))
+        return _noise(2, leaf.shape[1:], leaf.dtype, fan_in**-0.5)
 
     return jax.tree.map(take, state)
 
 
-def _noise(seed: int, shape: tuple[int, ...], dtype) -> jax.Array:
-    return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
+def _noise(seed: int, shape: tuple[int, ...], dtype, scale: float = 1.0) -> jax.Array:
+    # Of numpy: jax would compile a generator for each shape.
+    return jnp.asarray(scale * np.random.default_rng(seed).normal(size=shape), dtype)
 
 
 def _check_attention(block: Block, weights: Weights, x_TD, positions_T, name: str) -> jax.ShapeDtypeStruct:

@@ -8,13 +8,14 @@ Letters: T tokens, D hidden size, N heads, V size of a head's output.
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sppo_jax.mixers import heads
 from sppo_jax.mixers.mixer import Operands, Place, StateMixer
 from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.refusal import close, refuse, shape_text
@@ -38,14 +39,15 @@ class _Tried(NamedTuple):
         """Returns out and state as numpy arrays; `before` are documents of the tokens before."""
         reach = self.mixer.reach
         before_W = np.concatenate([np.full(reach, -1), np.asarray(before, int)])[len(before) :][:reach]
-        place = Place(*(jnp.asarray(x, jnp.int32) for x in (documents, before_W, np.sum(np.asarray(documents) >= 0))))
+        place = Place(*(np.asarray(x, np.int32) for x in (documents, before_W, np.sum(np.asarray(documents) >= 0))))
         state = self.mixer.empty_state(operands) if state is None else state
-        return self.run(operands, state, place)
+        # Arrays of numpy: each operation of jax outside of the jit would be compiled by itself.
+        return jax.tree.map(np.asarray, self.run(operands, state, place))
 
     def check(self, rule: str, got: Any, want: Any, change: str) -> None:
         """Checks that two trees of arrays are the same but for rounding."""
         pairs = zip(*map(jax.tree.leaves, (got, want)), strict=True)
-        if not all(close(*(np.asarray(x).astype(np.float64) for x in pair), self.dtype) for pair in pairs):
+        if not all(close(*(x.astype(np.float64) for x in pair), self.dtype) for pair in pairs):
             refuse(f"{self.name}.mix {rule}", "another output or state", change)
 
 
@@ -73,7 +75,7 @@ def check_mixer(block: Block, weights: Weights, x_TD: jax.Array, positions_T: ja
             "write it as in sppo_jax.mixers.mixer.StateMixer",
         )
     _check_operands(jax.eval_shape(block.before, weights, x_TD, positions_T), name)
-    operands = jax.jit(block.before)(weights, x_TD, positions_T)
+    operands = jax.tree.map(np.asarray, jax.jit(block.before)(weights, x_TD, positions_T))
     tried = _Tried(mixer, jax.jit(mixer.mix), operands, type(mixer).__name__, x_TD.dtype)
     documents = [0] * NUM_TOKENS
     out, _ = tried.mix(operands, documents)
@@ -98,7 +100,7 @@ def _check_operands(operands: Any, name: str) -> None:
             refuse(f"{what}, with constants as floating-point arrays [heads, ...]", shape_text(leaf), "reshape it")
 
 
-def _check_out(out: jax.ShapeDtypeStruct, operands: Operands, tried: _Tried) -> None:
+def _check_out(out: np.ndarray, operands: Operands, tried: _Tried) -> None:
     if len(out.shape) != 3 or out.shape[0] != NUM_TOKENS:
         refuse(f"{tried.name}.mix must return its output as [tokens, heads, size]", shape_text(out), "reshape it")
     counts = [x.shape[1] for x in jax.tree.leaves(operands.heads)]
@@ -120,7 +122,7 @@ def _check_parts(tried: _Tried, documents: tuple[int, ...]) -> None:
     rule = "must give in two parts what it gives as a whole, because a sequence comes in chunks"
     tried.check(
         rule,
-        (jnp.concatenate([out_a, out_b]), state),
+        (np.concatenate([out_a, out_b]), state),
         whole,
         "keep in the state what later tokens need of earlier ones",
     )
@@ -130,7 +132,7 @@ def _check_documents(tried: _Tried) -> None:
     """Checks that a document sees nothing of the one before it, in one part with it or in the next."""
     for documents in _DOCUMENTS:
         own = np.asarray(documents) > 0
-        others = _scaled(tried.operands, jnp.where(own, 1, -3))
+        others = _scaled(tried.operands, np.where(own, 1, -3))
         rule, change = "must keep documents apart", "let a token see the state and the tokens of its own document alone"
         outs = [tried.mix(x, documents)[0][own] for x in (tried.operands, others)]
         tried.check(rule, *outs, change)
@@ -139,10 +141,10 @@ def _check_documents(tried: _Tried) -> None:
 def _check_padding(tried: _Tried) -> None:
     real = np.arange(NUM_TOKENS) < _HALF
     documents = np.where(real, 0, -1)
-    padded = tried.mix(_scaled(tried.operands, jnp.where(real, 1, -3)), documents)
+    padded = tried.mix(_scaled(tried.operands, np.where(real, 1, -3)), documents)
     out, state = tried.mix(_cut(tried.operands, 0, _HALF), documents[:_HALF])
     rule = "must let padding change nothing and give it zeros, because a chunk may be shorter than its tick"
-    want = jnp.concatenate([out, jnp.zeros_like(padded[0][_HALF:])]), state
+    want = np.concatenate([out, np.zeros_like(padded[0][_HALF:])]), state
     tried.check(rule, padded, want, "read Place.num_real")
 
 
@@ -152,20 +154,30 @@ def _check_heads(tried: _Tried, num_heads: int) -> None:
     out, state = tried.mix(tried.operands, documents)
     rule = "must give each share of the heads what it gives to all, because devices share the heads"
     for members in {num_heads, *(2,) * (num_heads % 2 == 0)} - {1}:
-        shares = [tried.mix(heads.own_share(tried.operands, m, members), documents) for m in range(members)]
+        shares = [tried.mix(_share(tried.operands, member, members), documents) for member in range(members)]
         outs, states = zip(*shares, strict=True)
         # Heads that several shares have lie in each of their states.
         joined = jax.tree.map(lambda whole, *parts: _joined(whole, parts), state, *states)
-        got = jnp.concatenate(outs, axis=1), joined
+        got = np.concatenate(outs, axis=1), joined
         tried.check(rule, got, (out, state), "mix no heads, and read their number from the operands")
 
 
-def _joined(whole: jax.Array, parts: tuple[jax.Array, ...]) -> jax.Array:
-    joined = jnp.concatenate(parts)
+def _share(operands: Operands, member: int, num_members: int) -> Operands:
+    """Returns a member's share of the heads, as `mixers.heads` gives it."""
+
+    def cut(x: np.ndarray, dim: int) -> np.ndarray:
+        x = np.repeat(x, math.lcm(x.shape[dim], num_members) // x.shape[dim], axis=dim)
+        return np.split(x, num_members, axis=dim)[member]
+
+    return Operands(*(jax.tree.map(partial(cut, dim=dim), tree) for tree, dim in zip(operands, (1, 0), strict=True)))
+
+
+def _joined(whole: np.ndarray, parts: tuple[np.ndarray, ...]) -> np.ndarray:
+    joined = np.concatenate(parts)
     return joined if joined.shape == whole.shape else whole
 
 
-def _scaled(operands: Operands, factor_T: jax.Array) -> Operands:
+def _scaled(operands: Operands, factor_T: np.ndarray) -> Operands:
     def scale(x):
         return (x * factor_T.reshape(-1, *[1] * (x.ndim - 1))).astype(x.dtype)
 

@@ -43,7 +43,7 @@ class Decay:
         q, k = (jnp.repeat(heads[name], times, axis=1) for name in "qk")
         documents = place.documents_T
         goes_on_T = documents == jnp.concatenate([place.before_W, documents[:-1]])
-        is_real_T = jnp.arange(documents.size) < place.num_real
+        is_real_T = jnp.arange(documents.size, dtype=jnp.int32) < place.num_real
 
         def step(state, token):
             q_NA, k_NA, v_NV, decay_N, goes_on, is_real = token

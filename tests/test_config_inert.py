@@ -55,6 +55,10 @@ CASES = {
     "model.experts.size=24": ([], [EXPERTS, "model.mlp_size=24"]),
     "model.experts.shared_gate=true": ([], [EXPERTS, "model.experts.shared_size=8"]),
     "model.experts.chosen_groups=2": ([], [EXPERTS, "model.experts.expert_groups=4"]),
+    **{
+        f"model.delta.{name}=2": ([], ["model.layers=delta,full"])
+        for name in ("value_heads", "key_heads", "key_size", "value_size", "taps")
+    },
     "model.mlp=gelu": ([EXPERTS], [EXPERTS, "model.layers=full,d", "model.kinds={d: {experts: {count: 0}}}"]),
     "model.mlp_size=80": ([EXPERTS, "model.experts.size=24"], [EXPERTS]),
     "model.experts.normalized=false": ([EXPERTS, "model.experts.scores=softmax_of_chosen"], [EXPERTS]),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sppo_jax.config import config_from_dict
+from sppo_jax.config import DeltaConfig, config_from_dict
 from sppo_jax.config.kinds import parse_layers
 from sppo_jax.config.load import to_dict
 from sppo_jax.config.section import ConfigError
@@ -54,6 +54,30 @@ def test_a_config_with_kinds_is_read_back():
     assert again == config and hash(again) == hash(config)
 
 
+def test_the_kind_delta_needs_no_entry_and_follows_the_heads_of_the_model():
+    model = model_of(layers="2x(delta,full)", num_heads=4, num_kv_heads=2)
+    delta = model.of_kind("delta")
+    assert (model.mixer, delta.mixer, model.of_kind("full").mixer) == ("attention", "delta", "attention")
+    assert delta.delta == DeltaConfig(value_heads=4, key_heads=2, key_size=4, value_size=4, taps=4)
+    assert model.delta == DeltaConfig() and model.stacks == {"delta": ("delta",), "full": ("full",)}
+    assert model.shared_heads == (4, 2) and model.attention_kinds == [model.of_kind("full")]
+    own = model_of(
+        layers="3xdelta,full", delta={"value_size": 6}, kinds={"delta": {"delta": {"taps": 2}, "mlp_size": 9}}
+    )
+    assert own.of_kind("delta").delta == DeltaConfig(value_heads=2, key_heads=2, key_size=8, value_size=6, taps=2)
+    assert own.of_kind("delta").mlp_size == 9
+    other = model_of(
+        layers="2x(linear,full)",
+        kinds={
+            "linear": {"mixer": "delta"},
+        },
+    )
+    assert other.of_kind("linear").delta.value_heads == 2
+    whole = model_of(num_layers=2, mixer="delta", sliding_window=8)
+    assert whole.of_kind("full") == whole and whole.delta.value_heads == 2
+    assert whole.shared_heads == (2, 2) and whole.shared_window(64) == 0
+
+
 def test_layers_of_one_kind_are_the_model_itself():
     model = model_of(num_layers=4)
     assert model.counts(2) == [(model, 2)] and model.of_kind("full") == model
@@ -63,7 +87,7 @@ def test_layers_of_one_kind_are_the_model_itself():
     ("settings", "message"),
     [
         (dict(layers="3xfull", num_layers=4), "must name model.num_layers=4 layers, got 3"),
-        (dict(layers="2xother"), "got other; use one of full, or add model.kinds.other"),
+        (dict(layers="2xother"), "got other; use one of full, delta, or add model.kinds.other"),
         (dict(layers="2xfull", kinds={"local": LOCAL}), "got local, which no layer has"),
         (dict(num_layers=2, kinds={"local": LOCAL}), "must have model.layers"),
         (
@@ -72,6 +96,16 @@ def test_layers_of_one_kind_are_the_model_itself():
         ),
         (dict(layers="2xlocal", kinds={"local": {"window": 3}}), "model.kinds.NAME.window is not a setting"),
         (dict(layers="2xlocal", kinds={"local": {"rope": {"base": 3}}}), "model.kinds.local: model.rope.base is not"),
+        (dict(layers="2xkda,full"), "kinds of model.kinds, full or delta, got kda; use one of full, delta, or add"),
+        (
+            dict(layers="2xmamba,full", kinds={"mamba": {"mixer": "mamba"}}),
+            "model.kinds.NAME.mixer must be attention | delta, or null, got 'mamba'",
+        ),
+        (
+            dict(layers="2xdelta", delta={"value_heads": 3, "key_heads": 2}),
+            "model.kinds.delta: model.delta.value_heads must be a multiple of model.delta.key_heads, got 3 and 2",
+        ),
+        (dict(num_layers=2, delta={"taps": 0}), "model.delta.taps must be at least 1, got 0"),
         (dict(layers="2xlocal", kinds={"local": 3}), "a section of settings, got"),
         (dict(num_layers=2, norms="none"), "model.norms must be before | behind | both, got 'none'"),
         (

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from sppo_jax.config import ExpertsConfig, ModelConfig
+from sppo_jax.config import DeltaConfig, ExpertsConfig, ModelConfig
 from sppo_jax.config.presets import apply_preset
 from sppo_jax.models.counts import (
     chunk_pairs,
@@ -21,11 +21,12 @@ from sppo_jax.models.counts import (
     num_params,
     vocabulary_params,
 )
-from sppo_jax.models.layers import layer_of
+from sppo_jax.models.layer_classes import layer_of
 from sppo_jax.pipeline.block import Residuals
 
 MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)
 LAYER = layer_costs(MODEL)
+DELTA = DeltaConfig(value_heads=6, key_heads=2, key_size=3, value_size=5, taps=3)
 EXPERTS = {
     "plain": dict(count=6, chosen=2, size=3),
     "biases": dict(count=6, chosen=2, size=3, bias=True, mlp="clamped", scores="softmax_of_chosen"),
@@ -124,7 +125,7 @@ NORMS = [
     dict(qk_norm=False),
     dict(qk_norm=True),
     dict(norms="behind", qk_norm=True, qk_norm_over_heads=True),
-    dict(norms="both", unit_norm=True, query_scale=0.3, mlp="geglu"),
+    dict(norms="both", unit_norm=True, query_scale=0.3, mlp="geglu", output_gate=True),
 ]
 
 
@@ -132,6 +133,26 @@ NORMS = [
 @pytest.mark.parametrize("norms", NORMS, ids=str)
 def test_what_a_layer_saves_is_what_its_vjp_keeps(name, norms):
     model = replace(MODEL, compute_dtype="bfloat16", experts=ExpertsConfig(**EXPERTS.get(name, {})), **norms)
+    layer, queries = layer_costs(model), 4 * 2
+    assert saved_bytes(model) == TOKENS * (2 * (layer.rest_elements - queries) + 4 * layer.rest_sums)
+    assert layer.choices == (model.experts.chosen if model.experts.count else 0)
+
+
+@pytest.mark.parametrize("name", ["all", "no experts"])
+@pytest.mark.parametrize("norms", ["before", "both"])
+def test_what_a_layer_with_the_delta_rule_saves_is_what_its_vjp_keeps(name, norms):
+    """What the rule takes is beside it: queries, keys and values, and two numbers for each head."""
+    model = replace(MODEL, mixer="delta", delta=DELTA, norms=norms, experts=ExpertsConfig(**EXPERTS.get(name, {})))
+    layer, heads = layer_costs(replace(model, compute_dtype="bfloat16")), 2 * 2 * 3 + 6 * 5
+    products = TOKENS * (2 * (layer.rest_elements - heads) + 4 * (layer.rest_sums - 2 * 6))
+    assert saved_bytes(replace(model, compute_dtype="bfloat16")) == products
+
+
+TOKENS = 5
+
+
+def saved_bytes(model):
+    """Returns the bytes that the vjps of a layer's two methods keep of some tokens."""
     graphdef, params, others = nnx.split(abstract_layer(model), nnx.Param, ...)
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16 if x.ndim > 1 else x.dtype), params)
 
@@ -142,15 +163,35 @@ def test_what_a_layer_saves_is_what_its_vjp_keeps(name, norms):
         policy = jax.checkpoint_policies.dots_saveable
         return lambda *primals: jax.vjp(jax.checkpoint(call, policy=policy, prevent_cse=False), *primals)
 
-    tokens, x, out = 5, *(jax.ShapeDtypeStruct((5, *dims), jnp.bfloat16) for dims in [(8,), (4, 2)])
-    choices = [jnp.zeros((tokens, model.experts.chosen), jnp.int16)] if model.experts.count else []
-    before = Residuals.of(vjp("before_attention", jnp.arange(tokens)), params, x)
+    values = (6, 5) if model.mixer == "delta" else (4, 2)
+    x, out = (jax.ShapeDtypeStruct((TOKENS, *dims), jnp.bfloat16) for dims in [(8,), values])
+    choices = [jnp.zeros((TOKENS, model.experts.chosen), jnp.int16)] if model.experts.count else []
+    before = Residuals.of(vjp("before_attention", jnp.arange(TOKENS)), params, x)
     after = Residuals.of(vjp("after_attention", *choices), params, x, out)
-    saved = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in (*before.shapes, *after.shapes))
-    layer = layer_costs(model)
-    queries = 4 * 2
-    assert saved == tokens * (2 * (layer.rest_elements - queries) + 4 * layer.rest_sums)
-    assert layer.choices == (model.experts.chosen if model.experts.count else 0)
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in (*before.shapes, *after.shapes))
+
+
+def test_a_layer_with_the_delta_rule_by_hand():
+    model = replace(MODEL, mixer="delta", delta=DELTA)
+    layer, keys, values = layer_costs(model), 2 * 3, 6 * 5
+    weights = 8 * (2 * keys + 3 * values + 2 * 6) + 3 * 8 * 16
+    assert layer.params == weights + 3 * (2 * keys + values) + 2 * 6 + 5 + 2 * 8
+    assert layer.linear_flops == 2 * weights
+    assert layer.state_flops == 7 * 6 * 3 * 5 + 2 * 3 * (2 * keys + values)
+    assert (layer.pair_flops, layer.kv_elements, layer.lse_elements) == (0, 0, 0)
+    assert (layer.attention_elements, layer.state_elements, layer.state_sums) == (values, 2 * (2 * keys + values), 90)
+    built = [x.shape for x in jax.tree.leaves(nnx.state(abstract_layer(model), nnx.Param))]
+    assert sorted(map(sorted, built)) == sorted(map(sorted, (*layer_matrices(model), *layer_vectors(model))))
+    mixed = ModelConfig(vocab_size=100, hidden_size=8, layers="3xdelta,full", num_layers=4, num_heads=4, mlp_size=16)
+    delta, full = (layer_costs(mixed.of_kind(name)) for name in ("delta", "full"))
+    linear = 3 * delta.linear_flops + full.linear_flops
+    assert flops_per_token(mixed, 64) == 3 * (linear + 3 * delta.state_flops + 32 * full.pair_flops + 2 * 100 * 8)
+
+
+def test_an_output_gate_is_a_product_more():
+    gated, delta = layer_costs(replace(MODEL, output_gate=True)), 8 * 4 * 2
+    assert (gated.params, gated.linear_flops) == (LAYER.params + delta, LAYER.linear_flops + 2 * delta)
+    assert gated.rest_elements == LAYER.rest_elements + 4 * 2
 
 
 def test_gpt_oss_has_the_parameters_that_its_authors_count():

@@ -1,6 +1,7 @@
 """Settings of a run: sections that convert and check themselves, YAML in and out, named and imported model shapes."""
 
 from sppo_jax.config.data import DataConfig, RecallConfig
+from sppo_jax.config.delta import DeltaConfig
 from sppo_jax.config.experts import ExpertsConfig
 from sppo_jax.config.hardware import HardwareConfig
 from sppo_jax.config.load import config_from_dict, load_config, to_dict, to_yaml
@@ -24,6 +25,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "DataConfig",
+    "DeltaConfig",
     "ExpertsConfig",
     "HardwareConfig",
     "MeshConfig",

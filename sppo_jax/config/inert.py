@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sppo_jax.config.data import ChatConfig
+from sppo_jax.config.delta import DeltaConfig
 from sppo_jax.config.experts import ExpertsConfig
 from sppo_jax.config.model import ModelConfig
 from sppo_jax.config.sections import Config
@@ -50,11 +51,17 @@ def _has_mlp(model: ModelConfig) -> bool:
     return any(kind.experts.count == 0 for kind, _ in model.counts(model.num_layers))
 
 
+def _has_delta(model: ModelConfig) -> bool:
+    """Returns whether any layer has the gated delta rule."""
+    return any(kind.mixer == "delta" for kind, _ in model.counts(model.num_layers))
+
+
 _ENDS = (".txt", ".jsonl", ".parquet", ".npy", ".bin")
 _TEXT = ("stdlib", ".txt", ".jsonl", ".parquet")
 _FILES = (*_TEXT, ".npy", ".bin")
 _CHAT = tuple(f"data.chat.{field.name}" for field in dataclasses.fields(ChatConfig))
 _EXPERTS = tuple(f"model.experts.{field.name}" for field in dataclasses.fields(ExpertsConfig) if field.name != "count")
+_DELTA = tuple(f"model.delta.{field.name}" for field in dataclasses.fields(DeltaConfig))
 # Settings, where one of them makes a difference, and why it does not elsewhere.
 _ROWS: tuple[tuple[tuple[str, ...], _Acts, str], ...] = (
     (("data.text_key",), _of(".jsonl", ".parquet"), "no source has keys or columns"),
@@ -87,6 +94,7 @@ _ROWS: tuple[tuple[tuple[str, ...], _Acts, str], ...] = (
         "model.rope.scaling is not yarn",
     ),
     (_EXPERTS, lambda config: config.model.routed.count > 0, "model.experts.count is 0"),
+    (_DELTA, lambda config: _has_delta(config.model), "no layer has the gated delta rule"),
     (("model.mlp",), lambda config: _has_mlp(config.model), "every layer has experts in place of the MLP"),
     (
         ("model.mlp_size",),

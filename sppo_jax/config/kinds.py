@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 from sppo_jax.config.section import ConfigError, Section
 from sppo_jax.program.fold import Loop, fold
 
-# The kind that replaces nothing.
-FULL = "full"
+# The kind that replaces nothing, and the one that replaces attention by the mixer of this name.
+FULL, DELTA = "full", "delta"
 _TOKEN = re.compile(r"\s*(?:(\d+)\s*x|([A-Za-z_]\w*)|([(),]))")
 # No model is deeper; more layers would be a mistake in a pattern.
 _MOST_LAYERS = 10**4
@@ -25,6 +25,8 @@ class KindConfig(Section):
     """What the layers of one kind have in place of the model's own settings; null is the model's setting.
 
     Args:
+        mixer: what mixes the tokens of a layer, as `model.mixer`; of a kind named "delta" it is "delta".
+        delta: settings of `model.delta` that the kind replaces, each by its name.
         num_heads: query heads of a layer, as `model.num_heads`.
         num_kv_heads: heads of keys and values of a layer, as `model.num_kv_heads`.
         head_dim: elements of a head, as `model.head_dim`.
@@ -36,6 +38,7 @@ class KindConfig(Section):
         qk_norm_over_heads: whether the norm of queries and keys is over all heads together.
         qkv_bias: whether the projections to queries, keys and values have biases.
         output_bias: whether the projection of the attention output has a bias.
+        output_gate: whether a learnt gate multiplies the attention output.
         query_scale: number by which the products of queries and keys are multiplied, as `model.query_scale`.
         sliding_window: number of tokens that a token attends to, as `model.sliding_window`.
         sinks: whether each query head has a sink.
@@ -44,6 +47,8 @@ class KindConfig(Section):
     """
 
     section: ClassVar[str] = "model.kinds.NAME"
+    mixer: Literal["attention", "delta"] | None = None
+    delta: Settings | None = None
     num_heads: int | None = None
     num_kv_heads: int | None = None
     head_dim: int | None = None
@@ -55,6 +60,7 @@ class KindConfig(Section):
     qk_norm_over_heads: bool | None = None
     qkv_bias: bool | None = None
     output_bias: bool | None = None
+    output_gate: bool | None = None
     query_scale: float | None = None
     sliding_window: int | None = None
     sinks: bool | None = None
@@ -65,6 +71,12 @@ class KindConfig(Section):
         """Returns the settings that the kind replaces."""
         given = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
         return {name: value for name, value in given.items() if value is not None}
+
+
+def replaced_by(kinds: Mapping[str, KindConfig], name: str) -> dict[str, Any]:
+    """Returns the settings that a kind of layer replaces; the kinds "full" and "delta" need no entry in `kinds`."""
+    own = kinds[name].replaced() if name in kinds else {}
+    return {"mixer": DELTA} | own if name == DELTA else own
 
 
 def parse_layers(pattern: str) -> tuple[str, ...]:
@@ -156,11 +168,11 @@ def check_kinds(names: tuple[str, ...], kinds: Mapping[str, KindConfig], num_lay
             f"model.layers must name model.num_layers={num_layers} layers, got {len(names)}; change one of the two"
         )
     for name in dict.fromkeys(names):
-        if name != FULL and name not in kinds:
-            known = ", ".join(dict.fromkeys((*kinds, FULL)))
+        if name not in (FULL, DELTA) and name not in kinds:
+            known = ", ".join(dict.fromkeys((*kinds, FULL, DELTA)))
             raise ConfigError(
-                f"model.layers must name kinds of model.kinds, or {FULL}, got {name}; use one of {known}, or add "
-                f"model.kinds.{name}"
+                f"model.layers must name kinds of model.kinds, {FULL} or {DELTA}, got {name}; use one of {known}, or "
+                f"add model.kinds.{name}"
             )
     for name in kinds:
         if name not in names:

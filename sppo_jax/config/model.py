@@ -10,8 +10,9 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from sppo_jax.config.complete import complete_model
+from sppo_jax.config.delta import DeltaConfig
 from sppo_jax.config.experts import ExpertsConfig
-from sppo_jax.config.kinds import FULL, KindConfig, check_kinds, parse_layers
+from sppo_jax.config.kinds import DELTA, FULL, KindConfig, check_kinds, parse_layers, replaced_by
 from sppo_jax.config.rope import RopeConfig
 from sppo_jax.config.section import ConfigError, Section, build_section
 
@@ -28,8 +29,11 @@ class ModelConfig(Section):
         hidden_size: elements of the hidden state of a token; 1 to 10000000.
         num_layers: number of layers; 1 to 10000; may be left out where `model.layers` names them.
         layers: the kind of each layer, names with counts and brackets such as 10x(5xlocal,full),2xlocal, where "full"
-            is the model itself; null: all layers are alike.
+            is the model itself, and "delta" the model with `mixer: delta`; null: all layers are alike.
         kinds: for each other name in `model.layers` what its layers have in place of the model's settings.
+        mixer: what mixes the tokens of a layer: "attention", or "delta", the gated delta rule, whose past is a state
+            of constant size.
+        delta: the gated delta rule of layers that have it.
         num_heads: query heads of a layer; 1 to 10000000, a multiple of `model.num_kv_heads`.
         num_kv_heads: heads of keys and values of a layer; a divisor of `model.num_heads`, or 0: `model.num_heads`.
         head_dim: elements of a head; an even number up to 10000000, or 0: `model.hidden_size / model.num_heads`.
@@ -43,6 +47,7 @@ class ModelConfig(Section):
         qk_norm_over_heads: whether the norm of `model.qk_norm` is over all heads together; true or false.
         qkv_bias: whether the projections to queries, keys and values have biases; true or false.
         output_bias: whether the projection of the attention output has a bias; true or false.
+        output_gate: whether a learnt gate, a sigmoid, multiplies each element of the attention output; true or false.
         tied_embeddings: whether the output head is the embedding matrix; true or false.
         embedding_scale: number by which the embedding of a token is multiplied, rounded to the compute dtype; above 0.
         query_scale: number by which the products of queries and keys are multiplied; at least 0, and 0 is one over the
@@ -72,6 +77,8 @@ class ModelConfig(Section):
     num_layers: int
     layers: str | None = None
     kinds: dict[str, KindConfig] = field(default_factory=dict, hash=False)
+    mixer: Literal["attention", "delta"] = "attention"
+    delta: DeltaConfig = field(default_factory=DeltaConfig)
     num_heads: int
     num_kv_heads: int = 0
     head_dim: int = 0
@@ -84,6 +91,7 @@ class ModelConfig(Section):
     qk_norm_over_heads: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
+    output_gate: bool = False
     tied_embeddings: bool = False
     embedding_scale: float = 1.0
     query_scale: float = 0.0
@@ -133,14 +141,19 @@ class ModelConfig(Section):
         return next(found, self.experts)
 
     @property
+    def attention_kinds(self) -> list[ModelConfig]:
+        """The model of each kind of layer that has attention."""
+        return [kind for kind, _ in self.counts(self.num_layers) if kind.mixer == "attention"]
+
+    @property
     def shared_heads(self) -> tuple[int, int]:
-        """The query heads and the key-value heads that devices may divide: the gcd over all kinds of layers."""
-        kinds = [kind for kind, _ in self.counts(self.num_layers)]
+        """The query heads and the key-value heads that devices may divide: the gcd over all kinds with attention."""
+        kinds = self.attention_kinds or [self]
         return math.gcd(*(kind.num_heads for kind in kinds)), math.gcd(*(kind.num_kv_heads for kind in kinds))
 
     def shared_window(self, length: int) -> int:
         """Returns the window of which a ring must be a divisor: the gcd over all kinds of layers; 0 without one."""
-        return math.gcd(*(kind.window_within(length) for kind, _ in self.counts(self.num_layers)))
+        return math.gcd(*(kind.window_within(length) for kind in self.attention_kinds))
 
     def counts(self, num_layers: int) -> list[tuple[ModelConfig, int]]:
         """Returns the model of each kind, and how many of so many layers are of the kind: its share of all layers.
@@ -198,6 +211,8 @@ class ModelConfig(Section):
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
         if self.head_dim % 2:
             raise ConfigError(f"model.head_dim must be even (rotary pairs), got {self.head_dim}; choose an even number")
+        if self.mixer == DELTA:
+            object.__setattr__(self, "delta", self.delta.filled(self.num_heads, self.num_kv_heads, self.head_dim))
         self._check_kinds()
 
     def _check_kinds(self) -> None:
@@ -226,8 +241,8 @@ class ModelConfig(Section):
 
 @lru_cache(maxsize=256)
 def _of_kind(model: ModelConfig, name: str) -> ModelConfig:
-    given = model.kinds[name].replaced() if name in model.kinds else {}
-    for part in given.keys() & {"rope", "experts"}:
+    given = replaced_by(model.kinds, name)
+    for part in given.keys() & {"rope", "experts", "delta"}:
         own = getattr(model, part)
         given[part] = build_section(type(own), {**dataclasses.asdict(own), **given[part]}, f"model.{part}")
     return dataclasses.replace(model, layers=None, kinds={}, **given)

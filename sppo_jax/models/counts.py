@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from sppo_jax.config import ModelConfig
+from sppo_jax.mixers.delta_flops import delta_flops
 
 # Attention has two matmuls forward and five backward; a linear layer has one and two.
 ATTENTION_BACKWARD = 2.5
@@ -23,13 +24,24 @@ LINEAR_BACKWARD = 2.0
 
 def layer_matrices(model: ModelConfig) -> list[tuple[int, ...]]:
     """Returns the dims of a layer's matrices; the experts' lie in three arrays, one matrix an expert."""
-    return [*_attention_matrices(model), *_mlp_matrices(model), *expert_arrays(model)]
+    return [*_mixer_matrices(model), *_mlp_matrices(model), *expert_arrays(model)]
 
 
-def _attention_matrices(model: ModelConfig) -> list[tuple[int, ...]]:
+def _mixer_matrices(model: ModelConfig) -> list[tuple[int, ...]]:
+    """Returns the dims of the matrices before and behind a layer's attention, or its gated delta rule."""
     hidden, head = model.hidden_size, model.head_dim
-    matrices: list[tuple[int, ...]] = [(hidden, model.num_heads, head), (model.num_heads, head, hidden)]
-    return [*matrices, *[(hidden, model.num_kv_heads, head)] * 2]
+    if model.mixer == "delta":
+        keys, values = _delta_heads(model)
+        of_values = [(hidden, *values), (hidden, *values), (*values, hidden)]
+        return [*[(hidden, *keys)] * 2, *of_values, *[(hidden, model.delta.value_heads)] * 2]
+    of_queries = [(hidden, model.num_heads, head)] * (1 + model.output_gate)
+    return [*of_queries, (model.num_heads, head, hidden), *[(hidden, model.num_kv_heads, head)] * 2]
+
+
+def _delta_heads(model: ModelConfig) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Returns heads and size of queries and keys, and those of values."""
+    delta = model.delta
+    return (delta.key_heads, delta.key_size), (delta.value_heads, delta.value_size)
 
 
 def _mlp_matrices(model: ModelConfig) -> list[tuple[int, ...]]:
@@ -48,18 +60,12 @@ def expert_arrays(model: ModelConfig) -> list[tuple[int, ...]]:
 
 
 def layer_vectors(model: ModelConfig) -> list[tuple[int, ...]]:
-    """Returns the dims of a layer's norms, biases and sinks."""
-    head, experts = model.head_dim, model.experts
+    """Returns the dims of a layer's norms, biases, sinks and taps."""
+    experts = model.experts
     vectors: list[tuple[int, ...]] = [(model.hidden_size,)] * (4 if model.norms == "both" else 2)
-    if model.qk_norm:
-        together = model.qk_norm_over_heads
-        vectors += [(heads * head,) for heads in ((model.num_heads, model.num_kv_heads) if together else (1, 1))]
-    if model.qkv_bias:
-        vectors += [(model.num_heads, head), *[(model.num_kv_heads, head)] * 2]
+    vectors += _delta_vectors(model) if model.mixer == "delta" else _attention_vectors(model)
     if model.output_bias:
         vectors.append((model.hidden_size,))
-    if model.sinks:
-        vectors.append((model.num_heads,))
     if experts.count and experts.bias:
         vectors += [(experts.count,), *_expert_biases(model)]
     if experts.count and experts.choice_bias:
@@ -67,6 +73,21 @@ def layer_vectors(model: ModelConfig) -> list[tuple[int, ...]]:
     if experts.count and experts.shared_gate:
         vectors.append((model.hidden_size,))
     return vectors
+
+
+def _attention_vectors(model: ModelConfig) -> list[tuple[int, ...]]:
+    head, vectors = model.head_dim, []
+    if model.qk_norm:
+        together = model.qk_norm_over_heads
+        vectors += [(heads * head,) for heads in ((model.num_heads, model.num_kv_heads) if together else (1, 1))]
+    if model.qkv_bias:
+        vectors += [(model.num_heads, head), *[(model.num_kv_heads, head)] * 2]
+    return [*vectors, *[(model.num_heads,)] * model.sinks]
+
+
+def _delta_vectors(model: ModelConfig) -> list[tuple[int, ...]]:
+    (keys, values), taps, heads = _delta_heads(model), model.delta.taps, model.delta.value_heads
+    return [(*keys, taps), (*keys, taps), (*values, taps), (heads,), (heads,), (model.delta.value_size,)]
 
 
 def _expert_biases(model: ModelConfig) -> list[tuple[int, ...]]:
@@ -117,11 +138,12 @@ def _idle_params(model: ModelConfig) -> int:
 def flops_per_token(model: ModelConfig, length: int) -> float:
     """Returns the FLOPs of a token in a training step, as MFU counts them: 6 P + 6 L N H S without a window.
 
-    P are the parameters that multiply a token: the matrices of all layers, of experts those to which a token is sent,
-    and the head V D, be it tied or not. The lookup of the embedding multiplies nothing, so an embedding of its own is
-    not in P. Attention is causal: a token sees half of the sequence on average, or less with a window, 4 N H FLOPs for
-    each token seen, and twice that in backward. Nothing that is computed twice counts twice. A sequence of several
-    documents needs fewer FLOPs; for packed data this is an upper bound.
+    P are the parameters that multiply a token: the matrices of all layers, of experts those to which a token is
+    sent, and the head V D, be it tied or not. The lookup of the embedding multiplies nothing, so an embedding of
+    its own is not in P. Attention is causal: a token sees half of the sequence on average, or less with a window, 4
+    N H FLOPs for each token seen, and twice that in backward. The gated delta rule counts as a recurrence over
+    tokens. Nothing that is computed twice counts twice. A sequence of several documents needs fewer FLOPs; for
+    packed data this is an upper bound.
 
     Args:
         model: the model shape.
@@ -131,7 +153,7 @@ def flops_per_token(model: ModelConfig, length: int) -> float:
     for kind, count in all_layers(model):
         window = kind.window_within(length)
         pairs = chunk_pairs(0, length, window) / length if window else length / 2
-        total += count * layer_costs(kind).pair_flops * pairs
+        total += count * (layer_costs(kind).pair_flops * pairs + layer_costs(kind).state_flops)
     return float(3 * total)
 
 
@@ -149,6 +171,7 @@ class LayerCosts:
         linear_flops: FLOPs of a token in the linear parts, those of its experts among them.
         expert_flops: of these, those of its experts, shared ones aside.
         pair_flops: FLOPs of a query and a key that it attends to, over all heads.
+        state_flops: FLOPs of a token in a mixer with a state.
         input_elements: activation elements of a token's layer input.
         attention_elements: activation elements of a token's attention output.
         lse_elements: float32 elements of a token's log-sum-exp.
@@ -157,12 +180,15 @@ class LayerCosts:
         rest_sums: float32 elements besides these: the router's products.
         choices: the integers that say which experts a token is sent to.
         kv_elements: elements of a token's keys and values together, all heads.
+        state_elements: activation elements of a sequence's state.
+        state_sums: float32 elements besides these.
     """
 
     params: int
     linear_flops: float
     expert_flops: float
     pair_flops: float
+    state_flops: float
     input_elements: int
     attention_elements: int
     lse_elements: int
@@ -170,6 +196,8 @@ class LayerCosts:
     rest_sums: int
     choices: int
     kv_elements: int
+    state_elements: int
+    state_sums: int
 
 
 @lru_cache(maxsize=64)
@@ -177,25 +205,56 @@ def layer_costs(model: ModelConfig) -> LayerCosts:
     """Counts one decoder layer of a model shape; of layers of several kinds it returns the mean."""
     if model.layers:
         return _mean([(layer_costs(kind), count) for kind, count in all_layers(model)])
-    hidden, query, experts = model.hidden_size, model.num_heads * model.head_dim, model.experts
-    kv = 2 * model.num_kv_heads * model.head_dim
-    dense = sum(map(math.prod, (*_attention_matrices(model), *_mlp_matrices(model))))
+    experts, hidden = model.experts, model.hidden_size
+    dense = sum(map(math.prod, (*_mixer_matrices(model), *_mlp_matrices(model))))
     of_experts = sum(map(math.prod, expert_arrays(model))) // max(1, experts.count) * experts.chosen
+    mixer = _delta_costs(model) if model.mixer == "delta" else _attention_costs(model)
     rest, rest_sums = _mlp_products(model)
+    mixer["rest_elements"] += hidden + rest
+    mixer["rest_sums"] += rest_sums
     return LayerCosts(
         params=layer_params(model),
         linear_flops=2.0 * (dense + of_experts),
         expert_flops=2.0 * of_experts,
-        pair_flops=4.0 * query,
         input_elements=hidden,
-        attention_elements=query,
-        lse_elements=model.num_heads,
-        # Queries, and the matrix products whose values gradients need: norms and activations are computed again.
-        rest_elements=query + hidden + rest + (query + kv // 2 if model.qk_norm else 0),
-        rest_sums=rest_sums,
         choices=experts.chosen if experts.count else 0,
-        kv_elements=kv,
+        **mixer,
     )
+
+
+def _attention_costs(model: ModelConfig) -> dict[str, Any]:
+    """Returns the fields of `LayerCosts` that attention decides; of `rest_elements` and `rest_sums` its part."""
+    query, kv = model.num_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
+    return {
+        "pair_flops": 4.0 * query,
+        "state_flops": 0.0,
+        "attention_elements": query,
+        "lse_elements": model.num_heads,
+        # Queries, and the matrix products whose values gradients need: norms and activations are computed again.
+        "rest_elements": query * (1 + model.output_gate) + (query + kv // 2 if model.qk_norm else 0),
+        "rest_sums": 0,
+        "kv_elements": kv,
+        "state_elements": 0,
+        "state_sums": 0,
+    }
+
+
+def _delta_costs(model: ModelConfig) -> dict[str, Any]:
+    """Returns the fields of `LayerCosts` that the gated delta rule decides, as `_attention_costs`."""
+    delta = model.delta
+    keys, values = (heads * size for heads, size in _delta_heads(model))
+    return {
+        "pair_flops": 0.0,
+        "state_flops": delta_flops(delta.key_heads, delta.value_heads, delta.key_size, delta.value_size, delta.taps),
+        "attention_elements": values,
+        "lse_elements": 0,
+        # What the rule takes, and the output's gates; decays and shares of what is written, and their products.
+        "rest_elements": 2 * keys + values + values,
+        "rest_sums": 4 * delta.value_heads,
+        "kv_elements": 0,
+        "state_elements": (delta.taps - 1) * (2 * keys + values),
+        "state_sums": delta.value_heads * delta.key_size * delta.value_size,
+    }
 
 
 def _mean(of_kinds: list[tuple[LayerCosts, int]]) -> LayerCosts:

@@ -17,7 +17,8 @@ from sppo_jax.attention.mixer import mixer_of
 from sppo_jax.dtypes import accumulator, compute_dtype
 from sppo_jax.mixers.dense import mix_sequences
 from sppo_jax.mixers.mixer import Operands
-from sppo_jax.models.layers import layer_of, norm_of, normal_param
+from sppo_jax.models.layer_classes import layer_of
+from sppo_jax.models.layers import norm_of, normal_param
 from sppo_jax.models.stacks import LayerStacks, scan_layers, stack_names, stacks_of
 
 if TYPE_CHECKING:

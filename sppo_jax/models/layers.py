@@ -3,6 +3,9 @@
 `before_attention` and `after_attention` are the whole protocol between a layer and the trainer: attention itself is
 not theirs. Both accept any leading dimensions and must not mix tokens or communicate.
 
+Where a layer has a mixer with a state in place of attention, `before_attention` returns this mixer's operands
+(`mixers.mixer`); `models.delta_layer` is such a layer.
+
 The attribute `mixer` of a layer says how far its attention reaches (`attention.mixer.Attention`). A layer with sinks
 (`attention.sinks`) returns their scores as the fourth result of `before_attention`.
 
@@ -17,7 +20,7 @@ token.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -80,19 +83,29 @@ class DecoderLayer(nnx.Module):
             rngs: source of random keys (stream `params`).
         """
         self.config = config
-        self.mixer = Attention(window=config.sliding_window)
         self.dtype = compute_dtype(config.compute_dtype)
-        stored = accumulator(self.dtype)
-        hidden, size, scale = config.hidden_size, config.head_dim, config.init_scale
         # Each layer adds twice to the residual stream; this keeps its variance independent of depth.
-        residual_scale = scale / math.sqrt(2 * config.num_layers)
-
+        residual_scale = config.init_scale / math.sqrt(2 * config.num_layers)
         if config.norms != "behind":
-            self.attention_norm = norm_of(config, hidden)
+            self.attention_norm = norm_of(config, config.hidden_size)
+        self._create_mixer(residual_scale, rngs)
+        if config.norms != "before":
+            self.attention_out_norm = norm_of(config, config.hidden_size)
+            self.mlp_out_norm = norm_of(config, config.hidden_size)
+        if config.norms != "behind":
+            self.mlp_norm = norm_of(config, config.hidden_size)
+        self._create_mlp(residual_scale, rngs)
+
+    def _create_mixer(self, residual_scale: float, rngs: nnx.Rngs) -> None:
+        config, stored, scale = self.config, accumulator(self.dtype), self.config.init_scale
+        hidden, size = config.hidden_size, config.head_dim
+        self.mixer = Attention(window=config.sliding_window)
         self.query = normal_param(rngs, (hidden, config.num_heads, size), scale, stored)
         self.key = normal_param(rngs, (hidden, config.num_kv_heads, size), scale, stored)
         self.value = normal_param(rngs, (hidden, config.num_kv_heads, size), scale, stored)
         self.output = normal_param(rngs, (config.num_heads, size, hidden), residual_scale, stored)
+        if config.output_gate:
+            self.output_gate = normal_param(rngs, (hidden, config.num_heads, size), scale, stored)
         if config.qkv_bias:
             self.query_bias = nnx.Param(jnp.zeros((config.num_heads, size), stored))
             self.key_bias = nnx.Param(jnp.zeros((config.num_kv_heads, size), stored))
@@ -104,11 +117,6 @@ class DecoderLayer(nnx.Module):
         if config.qk_norm:
             of_query, of_key = (config.num_heads, config.num_kv_heads) if config.qk_norm_over_heads else (1, 1)
             self.query_norm, self.key_norm = norm_of(config, of_query * size), norm_of(config, of_key * size)
-        if config.norms != "before":
-            self.attention_out_norm, self.mlp_out_norm = norm_of(config, hidden), norm_of(config, hidden)
-        if config.norms != "behind":
-            self.mlp_norm = norm_of(config, hidden)
-        self._create_mlp(residual_scale, rngs)
 
     def _create_mlp(self, residual_scale: float, rngs: nnx.Rngs) -> None:
         config, stored = self.config, accumulator(self.dtype)
@@ -121,7 +129,11 @@ class DecoderLayer(nnx.Module):
     def _cast(self, param: nnx.Param) -> jax.Array:
         return param[...].astype(self.dtype)
 
-    def before_attention(self, x_TD: jax.Array, positions_T: jax.Array) -> tuple[jax.Array, ...]:
+    def _attention_input(self, x_TD: jax.Array) -> jax.Array:
+        h_TD = x_TD.astype(self.dtype)
+        return h_TD if self.config.norms == "behind" else self.attention_norm(h_TD)
+
+    def before_attention(self, x_TD: jax.Array, positions_T: jax.Array) -> Any:
         """Projects tokens to rotated queries and keys, and to values.
 
         Args:
@@ -131,9 +143,7 @@ class DecoderLayer(nnx.Module):
         Returns:
             q_TNH, k_TKH and v_TKH in the compute dtype; with sinks also their scores sinks_N, as they are stored.
         """
-        h_TD = x_TD.astype(self.dtype)
-        if self.config.norms != "behind":
-            h_TD = self.attention_norm(h_TD)
+        h_TD = self._attention_input(x_TD)
         q_TNH = jnp.einsum("...td,dnh->...tnh", h_TD, self._cast(self.query))
         k_TKH = jnp.einsum("...td,dkh->...tkh", h_TD, self._cast(self.key))
         v_TKH = jnp.einsum("...td,dkh->...tkh", h_TD, self._cast(self.value))
@@ -172,12 +182,20 @@ class DecoderLayer(nnx.Module):
         return self._add_mlp(x_TD, self._mlp(self._mlp_input(x_TD)))
 
     def _add_attention(self, x_TD: jax.Array, out_TNH: jax.Array) -> jax.Array:
-        attended_TD = jnp.einsum("...tnh,nhd->...td", out_TNH.astype(self.dtype), self._cast(self.output))
+        gated_TNH = self._gated(x_TD, out_TNH.astype(self.dtype))
+        attended_TD = jnp.einsum("...tnh,nhd->...td", gated_TNH, self._cast(self.output))
         if self.config.output_bias:
             attended_TD = attended_TD + self._cast(self.output_bias)
         if self.config.norms != "before":
             attended_TD = self.attention_out_norm(attended_TD)
         return x_TD.astype(self.dtype) + attended_TD
+
+    def _gated(self, x_TD: jax.Array, out_TNH: jax.Array) -> jax.Array:
+        if not self.config.output_gate:
+            return out_TNH
+        # Not in `before_attention`: the gates would have to wait for the output.
+        gate_TNH = jnp.einsum("...td,dnh->...tnh", self._attention_input(x_TD), self._cast(self.output_gate))
+        return out_TNH * jax.nn.sigmoid(gate_TNH)
 
     def _mlp_input(self, x_TD: jax.Array) -> jax.Array:
         return x_TD if self.config.norms == "behind" else self.mlp_norm(x_TD)
@@ -233,8 +251,3 @@ class ExpertsLayer(DecoderLayer):
         y, shares = self.experts(h_TD, chosen_Tk)
         y_TD = self._add_mlp(x_TD, y.reshape(x_TD.shape))
         return y_TD, jax.tree.map(lambda a: a.reshape(*lead, *a.shape[1:]), shares)
-
-
-def layer_of(config: ModelConfig) -> type[DecoderLayer]:
-    """Returns the class of a model's layers."""
-    return ExpertsLayer if config.experts.count else DecoderLayer

@@ -25,10 +25,11 @@ def is_matrix(path: tuple, like: Any) -> bool:
 
     Args:
         path: of the array in the tree.
-        like: the array in its own shape, or the shape. A bias of several heads has two dims and is no matrix.
+        like: the array in its own shape, or the shape. A bias of several heads has two dims and is no matrix, and the
+            taps of a convolution have three.
     """
-    is_bias = any(str(getattr(key, "key", "")).endswith("bias") for key in path)
-    return not is_bias and len(like.shape) - num_stacked_dims(part_of(path)) >= 2
+    is_other = any(str(getattr(key, "key", "")).endswith(("bias", "taps")) for key in path)
+    return not is_other and len(like.shape) - num_stacked_dims(part_of(path)) >= 2
 
 
 def is_cast(x: Any, num_stacked: int) -> bool:

@@ -14,14 +14,18 @@ import jax.numpy as jnp
 from flax import linen, nnx
 from flax.nnx import bridge
 
+from sppo_jax.attention.mixer import mixer_of
 from sppo_jax.config import ModelConfig
+from sppo_jax.mixers.dense import mix_sequences
+from sppo_jax.mixers.mixer import Operands
 from sppo_jax.models.decoder import Decoder
 
 
 class LinenLayer(nnx.Module):
     """A Linen module with `before_attention(x, positions)` and `after_attention(x, out)` as a layer of a decoder.
 
-    Its only collection is `params`: chunks and stages share nothing else.
+    Its class attribute `mixer`, if it has one, is the layer's. Its only collection is `params`: chunks and stages share
+    nothing else.
     """
 
     def __init__(self, module: linen.Module, hidden_size: int, *, rngs: nnx.Rngs):
@@ -41,6 +45,7 @@ class LinenLayer(nnx.Module):
                     f"a Linen layer must have the method {name}, got {type(module).__name__} without {name}; write "
                     "the method"
                 )
+        self.mixer = mixer_of(module)
         x, positions = jnp.zeros((1, hidden_size)), jnp.zeros((1,), jnp.int32)
         self.linen = bridge.ToNNX(module, rngs=rngs)
         bridge.lazy_init(self.linen, x, positions, method=_both)
@@ -50,8 +55,8 @@ class LinenLayer(nnx.Module):
             names = ", ".join(sorted({str(path[0]) for path, _ in nnx.to_flat_state(others)}))
             raise ValueError(f"a Linen layer must hold parameters only, got state of {names} too; remove this state")
 
-    def before_attention(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns q, k and v of the Linen module."""
+    def before_attention(self, x: jax.Array, positions: jax.Array) -> Any:
+        """Returns q, k and v of the Linen module, or the operands of its mixer."""
         return self.linen(x, positions, method="before_attention")
 
     def after_attention(self, x: jax.Array, out: jax.Array) -> jax.Array:
@@ -61,8 +66,13 @@ class LinenLayer(nnx.Module):
 
 def _both(module: Any, x: jax.Array, positions: jax.Array) -> jax.Array:
     """Uses every parameter of a block; the output of attention has the shape of the queries."""
-    q, _, _ = module.before_attention(x, positions)
-    return module.after_attention(x, q)
+    operands = module.before_attention(x, positions)
+    if isinstance(operands, Operands):
+        whole = jax.tree.map(lambda a: a[None], operands.heads)
+        out = mix_sequences(module.mixer, operands._replace(heads=whole), jnp.zeros_like(positions)[None])[0]
+    else:
+        out = operands[0]
+    return module.after_attention(x, out)
 
 
 def linen_layer(make_module: Callable[[ModelConfig], linen.Module]) -> Callable[..., LinenLayer]:

@@ -42,7 +42,7 @@ from sppo_jax.dtypes import accumulator
 from sppo_jax.environment import check_memory_limits
 from sppo_jax.flex.contract import check_columns
 from sppo_jax.flex.shape import plan_shape
-from sppo_jax.models.layers import layer_of
+from sppo_jax.models.layer_classes import layer_of
 from sppo_jax.models.leaves import TABLES, is_cast, part_of
 from sppo_jax.models.stacks import of_stack, stack_names, stacks_of
 from sppo_jax.pipeline import executor as run

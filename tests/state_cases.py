@@ -10,7 +10,8 @@ from jax import lax
 from programs import Case, batches
 
 from sppo_jax.mixers.mixer import Operands, Place
-from sppo_jax.models.layers import DecoderLayer, ExpertsLayer, layer_of, normal_param
+from sppo_jax.models.layer_classes import layer_of
+from sppo_jax.models.layers import DecoderLayer, ExpertsLayer, normal_param
 
 # What tells the layers with a state from others: the size of their MLP.
 STATE_MLP = 11
@@ -121,9 +122,11 @@ def draw_states(seed: int) -> StateCase:
     model = {name: value for name, value in case.model.items() if name != "qkv_bias"}
     groups = plan["mesh"][1] * plan["interleave"]
     kinds = {"state": _draw_state(draws, seq)}
-    others = draws.pick((("full",), ("full",), ("full", "turned"), ("full", "other"), ()))
+    others = draws.pick((("full",), ("full", "delta"), ("full", "turned"), ("full", "other"), ("delta",), ()))
     if "turned" in others:
         kinds["turned"] = kinds["state"] | {"rope": {"theta": 50.0}}
+    if "delta" in others:
+        kinds["delta"] = {"delta": _draw_delta(draws, seq)}
     if "other" in others:
         kinds["other"] = _draw_state(draws, seq)
     extra = draws.number(0, 2) if groups < 3 else 0  # or the program takes minutes to compile
@@ -132,12 +135,19 @@ def draw_states(seed: int) -> StateCase:
     if others and draws.chance(0.3):
         model["experts"] = dict(count=4, chosen=2, size=5, balance=0.3, shared_size=0)
         kinds["state"] |= draws.pick(({}, {"experts": {"count": 0}}))
-    if not others:
+    if "full" not in others:
         plan["kv"] = "keep"
         if plan["places"][:2] == ("keep", "host"):
             plan["places"] = ("host", "host", plan["places"][2])
     model |= dict(num_layers=groups * len(order), layers=f"{groups}x({','.join(order)})", kinds=kinds)
     return StateCase(plan, model, blocks=case.blocks, optimised=case.optimised)
+
+
+def _draw_delta(draws: Draws, seq: int) -> dict:
+    heads = seq * draws.number(1, 2)
+    of_keys = draws.pick([count for count in range(1, heads + 1) if heads % count == 0])
+    sizes = dict(key_size=draws.number(2, 5), value_size=draws.number(2, 5))
+    return dict(value_heads=heads, key_heads=of_keys, taps=draws.number(1, 4)) | sizes
 
 
 def _draw_state(draws: Draws, seq: int) -> dict:

@@ -63,6 +63,17 @@ class Decay:
         return 5.0 * v.shape[1] * k.shape[2] * v.shape[2]
 
 
+class Unaware(Decay):
+    """The same without an eye on documents; where a chunk has no token, it spoils the state."""
+
+    reach = 0
+
+    def mix(self, operands: Operands, state, place: Place):
+        # As if the tokens before the run were of the document of the run.
+        out, new = super().mix(operands, state, place._replace(before_W=place.documents_T[:1]))
+        return out, jax.tree.map(lambda x: jnp.where(place.num_real == 0, 2 * x + 1, x), new)
+
+
 class _WithState:
     """What a layer with a state has in place of attention; its heads are those of the attention."""
 
@@ -85,6 +96,12 @@ class _WithState:
 
 class StateLayer(_WithState, DecoderLayer):
     """A decoder layer whose attention is a decayed sum."""
+
+
+class UnawareLayer(StateLayer):
+    """The same with the mixer that sees no documents."""
+
+    mixer_class = Unaware
 
 
 class StateExpertsLayer(_WithState, ExpertsLayer):

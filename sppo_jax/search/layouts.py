@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from sppo_jax import rules
+from sppo_jax.models.state_counts import has_attention, state_heads
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.costs import CostModel, Recompute, StageShape, Weights, cost_model
 from sppo_jax.predict.shape import MemoryShape
@@ -189,6 +190,8 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         kinds=config.model.kind_names if config.model.layers else (),
         stacks=config.model.stack_names if config.model.layers else (),
         num_heads=config.model.shared_heads[0],
+        state_heads=state_heads(config.model),
+        attends=has_attention(config.model),
         data=mesh.data,
         pipe=mesh.pipe,
         seq=mesh.seq,
@@ -209,6 +212,7 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         table_stages=None if table is None else table[0].num_stages,
         weights=None if weights == "auto" else weights,
         optimizer=request.way.optimizer,
+        kv=None if config.stash.kv == "auto" or has_attention(config.model) else config.stash.kv,
         balance_over=config.model.routed.penalty_over,
     )
 

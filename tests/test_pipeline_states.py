@@ -39,8 +39,25 @@ def test_more_drawn_states_have_the_dense_loss_and_gradients(seed, request):
     compare(draw_states(seed), seed, count=2, batches=packed_batches, request=request)
 
 
-# Three sequences, of which two have a slot one after the other; stages that are idle.
-SHAPE = dict(chunks=(8, 4, 8), mesh=(1, 2, 1), sequences=3)
+CHUNKS, SEQUENCES = (8, 4), 2
+
+
+def one_by_one() -> str:
+    """Returns a table in which a stage works while the other is idle, also between two chunks of a sequence."""
+    rows = [[], []]
+    for sequence in range(SEQUENCES):
+        for chunk in range(len(CHUNKS)):
+            rows[0] += [f"F{sequence}.{chunk}.0", "", f"H{sequence}.{chunk}"]
+            rows[1] += ["", f"F{sequence}.{chunk}.1", f"H{sequence}.{chunk}"]
+        for chunk in reversed(range(len(CHUNKS))):
+            rows[0] += ["", f"B{sequence}.{chunk}.0"]
+            rows[1] += [f"B{sequence}.{chunk}.1", ""]
+    lengths = " ".join(map(str, CHUNKS))
+    header = f"name=own,stages=2,groups=1,sequences={SEQUENCES},chunk_lengths={lengths}"
+    return "\n".join([header, *map(",".join, rows)]) + "\n"
+
+
+SHAPE = dict(chunks=CHUNKS, mesh=(1, 2, 1), sequences=SEQUENCES, csv=one_by_one())
 ALONE = dict(num_layers=2, layers="2xstate", hidden_size=8)
 
 
@@ -81,7 +98,7 @@ def of_unit(change):
 @pytest.mark.parametrize("change", [None, one_document, without_tokens_before])
 def test_documents_are_kept_apart(change, x64, monkeypatch):
     plan, model = small_plan(**SHAPE), model_of(**ALONE)
-    batch = random_batch(np.random.default_rng(4), 3, 20, 53, documents=3, padding=3)
+    batch = random_batch(np.random.default_rng(4), SEQUENCES, 12, 53, documents=2, padding=2)
     if change is not None:
         monkeypatch.setattr(mixing, "chunk_place", of_place(change)(mixing.chunk_place))
     error = largest_error(plan, model, batch)
@@ -102,7 +119,7 @@ def test_sequences_are_kept_apart(name, x64, monkeypatch):
     """Of a mixer that sees no documents, in sequences of one document, the states lie apart without its help."""
     plan = small_plan(**SHAPE)
     model = small_model(**HYBRID | ALONE | {"layer": UnawareLayer})
-    batch = random_batch(np.random.default_rng(4), 3, 20, 53, documents=1)
+    batch = random_batch(np.random.default_rng(4), SEQUENCES, 12, 53, documents=1)
     if name is not None:
         attribute, change = LEFT_OUT[name]
         monkeypatch.setattr(mixing.StateUnit, attribute, change(getattr(mixing.StateUnit, attribute)))
@@ -125,7 +142,7 @@ def test_an_evaluation_has_the_dense_loss(name, x64):
     params = nnx.state(model, nnx.Param)
     scores = quick_jit(evaluate(plan, model))(params, batch)
     want, _ = dense_step(model)(params, batch)
-    assert scores.losses_BS.sum() / (batch["targets"] >= 0).sum() == pytest.approx(float(want), rel=1e-9)
+    assert np.sum(scores.losses_BS) / np.sum(batch["targets"] >= 0) == pytest.approx(float(want), rel=1e-9)
 
 
 REFUSED = {

@@ -431,7 +431,9 @@ def exchanged_states_bytes(kind: str, members: int, dtype) -> float:
 def test_bytes_of_states_exchanged_are_those_charged(dtype, members):
     """Two key heads of four members are replicated; operands travel in a message for each dtype."""
     delta = dict(value_heads=8, key_heads=2, key_size=4, value_size=6, taps=3)
-    model = ModelConfig(vocab_size=40, hidden_size=128, num_layers=2, num_heads=8, mixer="delta", delta=delta)
+    model = ModelConfig(
+        vocab_size=40, hidden_size=128, num_layers=2, num_heads=8, mlp_size=8, mixer="delta", delta=delta
+    )
     with jax.enable_x64(True):
         dtype = jnp.dtype(dtype)
         work = state_work(model, members)

@@ -585,7 +585,7 @@ def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
             out, lse = when(splits.again, attend, (saved["out"], saved["lse"]))
     else:
         out, lse = attend(None)
-    after = _backward_after(stage, unit, at, dy, vjp_after(out), sums)
+    after = _backward_after(stage, unit, at, dy, vjp_after, out, sums)
     dout = after.dout
     attended = Attended(q, out, lse, dout)
     dq, dk, dv, prefix = teams.backward(attended, k, cache, sums.prefixes[number], chunk, layer, splits.backward)
@@ -611,7 +611,7 @@ def _backward_state_layer(stage, unit, at, dy, saved, sums, split):
         unit.mixed.places[block.mixer.reach],
     )
     out, back = mixing.vjp(block.mixer, operands, state, place, split.ulysses * split.ring)
-    after = _backward_after(stage, unit, at, dy, vjp_after(out), sums)
+    after = _backward_after(stage, unit, at, dy, vjp_after, out, sums)
     number = layers.states_of(at.kind)
     layer, grads = at.among(layers.states[number]), sums.dstates[number]
     (dheads, dconstants), dstate = back(after.dout, unit.mixed.cotangent(grads, layer))
@@ -642,12 +642,12 @@ class _After(NamedTuple):
         return sums._replace(layers=with_part(sums.layers, self.stack, layers))
 
 
-def _backward_after(stage, unit, at, dy, vjp_after, sums) -> _After:
+def _backward_after(stage, unit, at, dy, vjp_after, out, sums) -> _After:
     """Goes back through what comes behind a layer's mixer."""
     of_group, dshares = stage.layers, ()
     if at.kind in of_group.shares:
         dshares = stage.shares.cotangents(unit.gradient_nW, at.among(of_group.shares), unit.is_real_T)
-    dparams, dx, dout = vjp_after((dy, dshares))
+    dparams, dx, dout = vjp_after(out)((dy, dshares))
     stack = of_group.stacks[at.kind]
     layers, place = of_stack(sums.layers, stack), (unit.sum_slot, of_group.in_stack(at))
     if not of_group.blocks[at.kind].chooses:

@@ -332,6 +332,16 @@ def _keys_of_states(facts: Facts) -> Broken | None:
     return Broken(must, f"stash.kv={'host' if facts.kv == 'host' else 'rebuild'}", "use stash.kv=keep")
 
 
+def _outputs_of_states(facts: Facts) -> Broken | None:
+    """A backward makes the outputs of mixers with a state anyway, so a stash never holds them."""
+    if facts.attends or facts.places is None or facts.places[1] != "host" or facts.places[0] in ("auto", "host"):
+        return None
+    must = (
+        "a model without attention has no attention outputs for stash.attention=host, and must have stash.inputs=host"
+    )
+    return Broken(must, f"stash.inputs={facts.places[0]}", "change it, or use stash.attention=recompute")
+
+
 def _window(facts: Facts) -> Broken | None:
     """Tokens are striped over a ring, so that each two devices have one window of keys in common for every query."""
     window, factor, seq = facts.window, facts.ulysses, facts.seq
@@ -455,6 +465,7 @@ RULES = (
     _heads_of_states,
     _groups_of_states,
     _keys_of_states,
+    _outputs_of_states,
     _window,
     _kernel_of_window,
     _wave,

@@ -193,6 +193,7 @@ class Step:
                 seq=plan.mesh.seq,
                 groups=plan.groups,
                 kv=plan.stash.kv,
+                places=(plan.stash.inputs, plan.stash.attention, plan.stash.rest),
             )
         )
 

@@ -319,10 +319,10 @@ def _heads_of_states(facts: Facts) -> Broken | None:
 
 
 def _groups_of_states(facts: Facts) -> Broken | None:
-    if facts.state_heads is None or facts.groups != "flex":
+    if facts.state_heads is None or facts.groups in (None, "static"):
         return None
     must = "a model with layers that have a state must have sequence.groups=static"
-    return Broken(must, "sequence.groups=flex", "use sequence.groups=static")
+    return Broken(must, f"sequence.groups={facts.groups}", "use sequence.groups=static")
 
 
 def _keys_of_states(facts: Facts) -> Broken | None:

@@ -84,6 +84,48 @@ PUBLISHED = {
         num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=1000000.0, sliding_window=None, tie_word_embeddings=False,
         vocab_size=32768,
     ),
+    # Qwen/Qwen3.5-9B, a multimodal folder with a layer that predicts the token after the next.
+    "qwen3.5-9b": dict(
+        architectures=["Qwen3_5ForConditionalGeneration"], model_type="qwen3_5", image_token_id=248056,
+        text_config=dict(
+            attention_bias=False, attention_dropout=0.0, attn_output_gate=True, dtype="bfloat16", eos_token_id=248044,
+            full_attention_interval=4, head_dim=256, hidden_act="silu", hidden_size=4096, intermediate_size=12288,
+            layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 8, linear_conv_kernel_dim=4,
+            linear_key_head_dim=128, linear_num_key_heads=16, linear_num_value_heads=32, linear_value_head_dim=128,
+            mamba_ssm_dtype="float32", max_position_embeddings=262144, model_type="qwen3_5_text",
+            mtp_num_hidden_layers=1, mtp_use_dedicated_embeddings=False, num_attention_heads=16, num_hidden_layers=32,
+            num_key_value_heads=4, rms_norm_eps=1e-6, tie_word_embeddings=False, vocab_size=248320,
+            rope_parameters=dict(
+                mrope_interleaved=True, mrope_section=[11, 11, 10], partial_rotary_factor=0.25, rope_theta=10000000,
+                rope_type="default",
+            ),
+        ),
+        tie_word_embeddings=False, video_token_id=248057, vision_config=dict(depth=27, model_type="qwen3_5"),
+    ),
+    "qwen3.6-35b-a3b": dict(
+        architectures=["Qwen3_5MoeForConditionalGeneration"], model_type="qwen3_5_moe", image_token_id=248056,
+        text_config=dict(
+            attention_bias=False, attn_output_gate=True, full_attention_interval=4, head_dim=256, hidden_act="silu",
+            hidden_size=2048, linear_conv_kernel_dim=4, linear_key_head_dim=128, linear_num_key_heads=16,
+            linear_num_value_heads=32, linear_value_head_dim=128, max_position_embeddings=262144,
+            model_type="qwen3_5_moe_text", moe_intermediate_size=512, num_attention_heads=16, num_experts=256,
+            num_experts_per_tok=8, num_hidden_layers=40, num_key_value_heads=2, rms_norm_eps=1e-6,
+            router_aux_loss_coef=0.001, shared_expert_intermediate_size=512, vocab_size=248320,
+            rope_parameters=dict(partial_rotary_factor=0.25, rope_theta=10000000, rope_type="default"),
+        ),
+        tie_word_embeddings=False, vision_config=dict(depth=27, model_type="qwen3_5_moe"),
+    ),
+    # Qwen/Qwen3-Next-80B-A3B-Instruct, with the kinds of layers left out and settings in the old places.
+    "qwen3-next-80b-a3b": dict(
+        architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next", attention_bias=False, attention_dropout=0.0,
+        decoder_sparse_step=1, full_attention_interval=4, head_dim=256, hidden_act="silu", hidden_size=2048,
+        intermediate_size=5120, linear_conv_kernel_dim=4, linear_key_head_dim=128, linear_num_key_heads=16,
+        linear_num_value_heads=32, linear_value_head_dim=128, max_position_embeddings=262144, mlp_only_layers=[],
+        moe_intermediate_size=512, norm_topk_prob=True, num_attention_heads=16, num_experts=512,
+        num_experts_per_tok=10, num_hidden_layers=48, num_key_value_heads=2, output_router_logits=False,
+        partial_rotary_factor=0.25, rms_norm_eps=1e-6, rope_scaling=None, rope_theta=10000000,
+        router_aux_loss_coef=0.001, shared_expert_intermediate_size=512, tie_word_embeddings=False, vocab_size=151936,
+    ),
     # Without its quantization_config, which weights in bfloat16 do not have.
     "gpt-oss-20b": dict(
         architectures=["GptOssForCausalLM"], model_type="gpt_oss", attention_bias=True, attention_dropout=0.0,

@@ -15,7 +15,10 @@ from transformers.models.mistral import modeling_mistral
 from transformers.models.olmo3 import modeling_olmo3
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
+from transformers.models.qwen3_5 import modeling_qwen3_5
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 from transformers.models.qwen3_moe import modeling_qwen3_moe
+from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.smollm3 import modeling_smollm3
 
 SIZES = dict(
@@ -37,11 +40,23 @@ GEMMA3 = dict(
     },
 )  # fmt: skip
 
+# No size fits in the place of another; three layers of four have the gated delta rule.
+DELTA = dict(
+    num_hidden_layers=4, head_dim=12, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=8,
+    linear_value_head_dim=10, linear_conv_kernel_dim=4, pad_token_id=None,
+    rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5),
+)  # fmt: skip
+DELTA_EXPERTS = DELTA | dict(
+    num_hidden_layers=2, layer_types=["linear_attention", "full_attention"], num_experts=6, num_experts_per_tok=2,
+    moe_intermediate_size=20, shared_expert_intermediate_size=28, router_aux_loss_coef=0.1,
+    experts_implementation="eager",
+)  # fmt: skip
+
 # Modules whose float32 is float64 within `float64_transformers`.
 MODULES = (
     modeling_gemma3, modeling_olmo3,
     modeling_rope_utils, modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3, modeling_qwen3_moe,
-    modeling_smollm3, modeling_gpt_oss,
+    modeling_smollm3, modeling_gpt_oss, modeling_qwen3_next, modeling_qwen3_5, modeling_qwen3_5_moe,
 )  # fmt: skip
 
 # Together: grouped heads of three ratios, heads that do not divide the width, tied or not, every scaling, bias, norm.
@@ -134,6 +149,9 @@ MODELS = {
             },
         ),
     ),
+    "qwen3-next": (transformers.Qwen3NextConfig, DELTA_EXPERTS),
+    "qwen3.5": (transformers.Qwen3_5TextConfig, DELTA),
+    "qwen3.5-moe": (transformers.Qwen3_5MoeTextConfig, DELTA_EXPERTS | dict(intermediate_size=...)),
     "mistral": (
         transformers.MistralConfig,
         dict(num_attention_heads=5, num_key_value_heads=1, head_dim=6, sliding_window=None),
@@ -145,7 +163,8 @@ def make_model(name, **changes):
     """Makes a model, every parameter random, in torch's default dtype."""
     kind, fields = MODELS[name]
     torch.manual_seed(7)
-    model = transformers.AutoModelForCausalLM.from_config(kind(**{**SIZES, **fields, **changes})).eval()
+    settings = {name: value for name, value in {**SIZES, **fields, **changes}.items() if value is not ...}
+    model = transformers.AutoModelForCausalLM.from_config(kind(**settings)).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             # So large that gates are clamped, where a limit clamps them.

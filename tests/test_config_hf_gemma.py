@@ -8,7 +8,7 @@ from hf_configs import PUBLISHED, SMALL
 from sppo_jax.config import ConfigError, ModelConfig, config_from_dict
 from sppo_jax.config.hf_config import read_shape, shape_from_hf
 from sppo_jax.config.hf_export import shape_to_hf
-from sppo_jax.config.hf_gemma import language_config
+from sppo_jax.config.hf_language import language_config
 
 MULTIMODAL = PUBLISHED["gemma-3-27b"]
 TEXT = {**SMALL, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "head_dim": 16}

@@ -104,6 +104,6 @@ def test_the_line_is_printed_once(tmp_path, monkeypatch, capfd):
 
 
 def test_presets_with_experts_give_nothing_in_vain():
-    for name in ("qwen3-30b-a3b", "qwen3-235b-a22b", "gpt-oss-20b"):
+    for name in ("qwen3-30b-a3b", "qwen3-235b-a22b", "gpt-oss-20b", "qwen3.6-35b-a3b", "qwen3-next-80b-a3b"):
         config = config_from_dict({**BASE, "model": {"preset": name}})
         assert inert_settings(config) == []

@@ -18,7 +18,8 @@ from delta_cases import (
 from exactness import quick_jit
 
 from sppo_jax.mixers import convolution, delta
-from sppo_jax.mixers.delta import Cut, GatedDelta, cut_of
+from sppo_jax.mixers.delta import GatedDelta
+from sppo_jax.mixers.delta_work import Cut, delta_flops
 from sppo_jax.mixers.mixer import Operands, StateMixer
 
 MIXER = GatedDelta()
@@ -153,18 +154,6 @@ def test_a_run_of_padding_alone_hands_on_its_state(x64):
     assert worst(pull(cotangents)[0], cotangents[1]) == 0
 
 
-def test_a_run_is_cut_by_its_length_and_heads_alone():
-    assert cut_of(1, 512) == Cut(1, 1, 64)
-    assert cut_of(2000, 512) == Cut(1, 8, 2048)
-    assert cut_of(262144, 4 * 128) == Cut(8, 8, 32768)
-    assert cut_of(262144, 32 * 128) == Cut(64, 8, 4096)
-    for length in (1, 63, 65, 1000, 5000, 99999):
-        for elements in (1, 512, 6144, 10**9):
-            cut = cut_of(length, elements)
-            assert cut.stretches * cut.tokens >= length and cut.tokens % (64 * cut.spans) == 0
-            assert cut.stretches == 1 or (cut.tokens - 64 * cut.spans) * elements < 2**24
-
-
 @pytest.mark.parametrize("padding", [0, 300])
 def test_stretches_and_spans_are_exact(x64, monkeypatch, padding):
     """A run of several stretches, the last ones with padding or nothing else, is the run as a whole."""
@@ -216,6 +205,6 @@ def test_64k_tokens_of_one_document_stay_finite():
         assert worst(out, whole(exact, ids)[0]) < 1e-3
 
 
-def test_flops_are_those_of_the_recurrence():
+def test_flops_are_counted_from_shapes():
     operands = draw_operands(np.random.default_rng(0), 3, dtype=np.float32)
-    assert MIXER.flops_per_token(operands) == 7 * 4 * 6 * 5 + 2 * 4 * (2 * 2 * 6 + 4 * 5)
+    assert MIXER.flops_per_token(operands) == delta_flops(2, 4, 6, 5, 4)

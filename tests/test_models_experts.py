@@ -21,6 +21,7 @@ from transformers.models.qwen2_moe import modeling_qwen2_moe
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.models.experts import ACTIVATIONS, ExpertsMLP
+from sppo_jax.models.hf_form import Form
 from sppo_jax.models.hf_rules import read_parameter
 from sppo_jax.models.hf_tensors import rules_for, sizes_of
 
@@ -100,7 +101,7 @@ def our_params(family, model, tensors):
         wanted = name.removeprefix("model.layers.0.mlp.").replace(*reversed(family.renamed))
         return tensors[wanted].detach().numpy()[part]
 
-    rules, sizes = rules_for(model, family.form), sizes_of(model)
+    rules, sizes = rules_for(model, Form(family.form)), sizes_of(model)
     return {
         path.removeprefix("layers/experts/"): read_parameter(
             rule, read, [slice(None)] * len((*rule.stack, *rule.letters)), sizes, np.dtype("f8")

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sppo_jax.config import ModelConfig
+from sppo_jax.config import DeltaConfig, ModelConfig
 from sppo_jax.config.experts import ExpertsConfig
 from sppo_jax.models.hf_experts import form_of
+from sppo_jax.models.hf_form import Form, folder_form
 from sppo_jax.models.hf_rules import read_parameter, to_tensor
 from sppo_jax.models.hf_tensors import parameter_shapes, places, rules_for, sizes_of, tensor_shapes
 
@@ -17,13 +18,21 @@ SHAPE = dict(
 # Neither the size of an expert nor twice the size is the hidden size, so that no transposed tensor fits.
 EXPERTS = dict(count=5, size=4, chosen=2)
 SHARED = dict(shared_size=7, shared_gate=True, choice_bias=True)
+# All sizes are unlike, so that no part fits in the place of another.
+DELTA = DeltaConfig(value_heads=6, key_heads=2, key_size=5, value_size=4, taps=3)
 CASES = {
-    "mlp": (ModelConfig(**SHAPE, mlp_size=7), "separate"),
-    "norms": (ModelConfig(**SHAPE, mlp_size=7, norms="both", qk_norm_over_heads=True), "separate"),
-    "norms behind": (ModelConfig(**SHAPE, mlp_size=7, norms="behind"), "separate"),
-    "separate": (ModelConfig(**SHAPE, experts=ExpertsConfig(**EXPERTS, **SHARED)), "separate"),
-    "halves": (ModelConfig(**SHAPE, experts=ExpertsConfig(**EXPERTS, **SHARED)), "halves"),
-    "interleaved": (ModelConfig(**SHAPE, experts=ExpertsConfig(**EXPERTS, bias=True, mlp="clamped")), "interleaved"),
+    "mlp": (ModelConfig(**SHAPE, mlp_size=7), Form()),
+    "norms": (ModelConfig(**SHAPE, mlp_size=7, norms="both", qk_norm_over_heads=True), Form()),
+    "norms behind": (ModelConfig(**SHAPE, mlp_size=7, norms="behind"), Form()),
+    "separate": (ModelConfig(**SHAPE, experts=ExpertsConfig(**EXPERTS, **SHARED)), Form()),
+    "halves": (ModelConfig(**SHAPE, experts=ExpertsConfig(**EXPERTS, **SHARED)), Form("halves")),
+    "interleaved": (
+        ModelConfig(**SHAPE, experts=ExpertsConfig(**EXPERTS, bias=True, mlp="clamped")),
+        Form("interleaved"),
+    ),
+    "gated": (ModelConfig(**SHAPE, mlp_size=7, output_gate=True), Form()),
+    "apart": (ModelConfig(**SHAPE, mlp_size=7, mixer="delta", delta=DELTA), Form()),
+    "joined": (ModelConfig(**SHAPE, mlp_size=7, mixer="delta", delta=DELTA), Form(delta="joined")),
 }
 TENSORS = {
     case: {
@@ -54,12 +63,47 @@ INTERLEAVED = {
     "experts/gate_bias": lambda x: x[:, ::2],
     "experts/up_bias": lambda x: x[:, 1::2],
 }
+GATED = {
+    "query": lambda x: x.reshape(4, 2, 10, 6)[:, 0].transpose(2, 0, 1),
+    "output_gate": lambda x: x.reshape(4, 2, 10, 6)[:, 1].transpose(2, 0, 1),
+}
+# Of 2 key heads of 5 and 6 value heads of 4.
+DELTA_NET = {
+    "query_taps": lambda x: x[:10, 0].reshape(2, 5, 3),
+    "key_taps": lambda x: x[10:20, 0].reshape(2, 5, 3),
+    "value_taps": lambda x: x[20:, 0].reshape(6, 4, 3),
+    "output": lambda x: x.T.reshape(6, 4, 6),
+}
+APART = DELTA_NET | {
+    "query": lambda x: x[:10].T.reshape(6, 2, 5),
+    "key": lambda x: x[10:20].T.reshape(6, 2, 5),
+    "value": lambda x: x[20:].T.reshape(6, 6, 4),
+    "output_gate": lambda x: x.T.reshape(6, 6, 4),
+    "write": np.transpose,
+    "decay": np.transpose,
+}
+
+
+def of_key_heads(start, stop, *size):
+    """Returns what cuts rows of each key head, which a tensor has behind one another."""
+    return lambda x: np.concatenate([head[start:stop] for head in np.split(x, 2)]).T.reshape(6, *size)
+
+
+JOINED = DELTA_NET | {
+    "query": of_key_heads(0, 5, 2, 5),
+    "key": of_key_heads(5, 10, 2, 5),
+    "value": of_key_heads(10, 22, 6, 4),
+    "output_gate": of_key_heads(22, 34, 6, 4),
+    "write": of_key_heads(0, 3, 6),
+    "decay": of_key_heads(3, 6, 6),
+}
+OF_CASE = dict(halves=HALVES, interleaved=INTERLEAVED, gated=GATED, apart=APART, joined=JOINED)
 
 
 def by_hand(case, rule):
     """The whole parameter from whole tensors."""
     name, tensors = rule.ours.removeprefix("layers/"), TENSORS[case]
-    forms = BY_HAND | {"halves": HALVES, "interleaved": INTERLEAVED}.get(case, {})
+    forms = BY_HAND | OF_CASE.get(case, {})
     change = forms.get(name, lambda x: x)
     if not rule.stack:
         return change(tensors[rule.theirs])
@@ -76,7 +120,7 @@ def by_hand(case, rule):
         pytest.param(case, rule, id=f"{case}-{rule.ours}")
         for case in CASES
         for rule in rules_for(*CASES[case]).values()
-        if case == "mlp" or "experts" in rule.ours
+        if case in ("mlp", "gated", "apart", "joined") or "experts" in rule.ours
     ],
 )
 @settings(max_examples=25)
@@ -97,7 +141,7 @@ def test_every_tensor_comes_back_from_its_parameters(case):
     seen = []
     for name, rules, index in places(*CASES[case]):
         values = [by_hand(case, rule)[index] for rule in rules]
-        np.testing.assert_array_equal(to_tensor(rules, values), TENSORS[case][name])
+        np.testing.assert_array_equal(to_tensor(rules, values, sizes_of(CASES[case][0])), TENSORS[case][name])
         seen.append(name)
     assert seen == list(TENSORS[case])
     num_elements = sum(np.prod(shape) for shape in parameter_shapes(*CASES[case]).values())
@@ -126,3 +170,5 @@ def test_names_alone_tell_the_form():
     assert form_of(TENSORS["separate"], "halves") == form_of(TENSORS["mlp"], "halves") == "separate"
     assert form_of(TENSORS["halves"], "halves") == form_of(TENSORS["interleaved"], "halves") == "halves"
     assert form_of(TENSORS["interleaved"], "interleaved") == "interleaved"
+    assert {folder_form(TENSORS[case], "halves").delta for case in ("mlp", "apart")} == {"apart"}
+    assert folder_form(TENSORS["joined"], "halves") == Form("separate", "joined")

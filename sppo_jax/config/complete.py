@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
+from sppo_jax.config.delta import DeltaConfig
 from sppo_jax.config.experts import ExpertsConfig
 from sppo_jax.config.hf_config import FREE_FIELDS, WEIGHT_FIELDS, read_shape
+from sppo_jax.config.hf_delta import WEIGHT_FIELDS as DELTA_FIELDS
 from sppo_jax.config.hf_experts import WEIGHT_FIELDS as EXPERT_FIELDS
 from sppo_jax.config.presets import apply_preset
 from sppo_jax.config.section import ConfigError
@@ -16,7 +18,7 @@ from sppo_jax.paths import local_path
 # Settings of a section that runs from before do not have.
 _NEWER = {
     *("fraction", "sinks", "output_bias", "truncate", "norms", "unit_norm", "qk_norm_over_heads"),
-    *("embedding_scale", "query_scale", "logit_cap"),
+    *("embedding_scale", "query_scale", "logit_cap", "output_gate", "mixer"),
 }
 # Fields that the weights decide, and that a complete config may be without.
 _LAYERS = ("layers", "kinds")
@@ -65,7 +67,7 @@ def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str,
         raise ConfigError(
             f"model.hf must be the folder of a Hugging Face model, got {settings['hf']!r}; give the path of the folder"
         )
-    rope, experts = settings.get("rope"), settings.get("experts")
+    rope, experts, delta = (settings.get(name) for name in ("rope", "experts", "delta"))
     complete = (
         isinstance(rope, Mapping)
         and rope_fields - _NEWER <= set(rope)
@@ -80,6 +82,9 @@ def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str,
     except ValueError as error:
         raise ConfigError(f"model.hf: {error}") from error
     _check_weight_fields("model.", (*WEIGHT_FIELDS, *_LAYERS), settings, base, folder)
+    if isinstance(delta, Mapping):
+        plain = {name: getattr(DeltaConfig(), name) for name in DELTA_FIELDS}
+        _check_weight_fields("model.delta.", DELTA_FIELDS, delta, plain | base["delta"], folder)
     if isinstance(experts, Mapping):
         of_weights = {**{name: getattr(ExpertsConfig(), name) for name in EXPERT_FIELDS}, **base["experts"]}
         _check_weight_fields("model.experts.", EXPERT_FIELDS, experts, of_weights, folder)
@@ -99,9 +104,9 @@ def _check_weight_fields(
 
 
 def _fill(settings: Mapping[str, Any], base: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns `settings` with the fields that it leaves out, also within the sections `rope` and `experts`."""
+    """Returns `settings` with the fields that it leaves out, also within the sections `rope`, `experts` and `delta`."""
     merged = {**base, **settings}
-    for name in ("rope", "experts"):
+    for name in ("rope", "experts", "delta"):
         own, given = base.get(name), settings.get(name)
         if own is not None and given is None:
             merged[name] = own

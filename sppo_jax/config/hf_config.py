@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from sppo_jax.config.hf_delta import delta_from_hf
 from sppo_jax.config.hf_experts import DEQUANTIZE, experts_from_hf
-from sppo_jax.config.hf_gemma import language_config, scales_from_hf
+from sppo_jax.config.hf_gemma import scales_from_hf
+from sppo_jax.config.hf_language import language_config
 from sppo_jax.config.hf_layers import DENSE, layers_from_hf, windows_from_hf
 from sppo_jax.config.hf_rope import ropes_from_hf
 from sppo_jax.files import parse_json
@@ -24,6 +26,7 @@ class Family:
         architecture: the name of the class in transformers.
         qkv_bias: whether queries, keys and values have biases.
         output_bias: whether the attention output projection has a bias.
+        output_gate: whether a gate multiplies the attention output.
         qk_norm: whether queries and keys are normalised.
         qk_norm_over_heads: whether over all heads together; else head by head.
         norms: where a layer normalises.
@@ -36,10 +39,13 @@ class Family:
         sliding_window: attention span in tokens if the key is left out; 0: the whole sequence.
         fused_experts: where one tensor holds the gates and ups of all experts of a layer, how they share a dim of the
             tensor; "" where the family has no experts.
+        delta: how tensors hold the projections of layers with the gated delta rule, each apart or joined by key head;
+            "" where the family has no such layers.
         sizes: sizes, by their keys, that may be left out.
         tied_embeddings: whether the head is the embedding if the key is left out.
         norm_eps: term of RMSNorm if the key is left out.
         rope_theta: base of the rotation frequencies if the key is left out.
+        rope_fraction: share of a head that is rotated if the key is left out; 1: always the whole head.
         local_theta: base of windowed layers if the key is left out, where rotary settings are by layer type; 0: all
             layers rotate alike.
         rope: rotary settings if the file has no section of them; None: those of an unscaled rotation.
@@ -48,6 +54,7 @@ class Family:
     architecture: str
     qkv_bias: bool = False
     output_bias: bool = False
+    output_gate: bool = False
     qk_norm: bool = False
     qk_norm_over_heads: bool = False
     norms: Literal["before", "behind", "both"] = "before"
@@ -59,14 +66,19 @@ class Family:
     max_length: int
     sliding_window: int = 0
     fused_experts: Literal["", "halves", "interleaved"] = ""
+    delta: Literal["", "apart", "joined"] = ""
     sizes: Mapping[str, int] = field(default_factory=dict)
     tied_embeddings: bool = False
     norm_eps: float = 1e-6
     rope_theta: float = 10000.0
+    rope_fraction: float = 1.0
     local_theta: float = 0.0
     rope: Mapping[str, Any] | None = None
 
 
+_HYBRID: Mapping[str, Any] = dict(
+    qk_norm=True, unit_norm=True, output_gate=True, head_dim=256, max_length=32768, rope_fraction=0.25
+)
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(architecture="LlamaForCausalLM", max_length=2048),
     "mistral": Family(architecture="MistralForCausalLM", num_kv_heads=8, max_length=131072, sliding_window=4096),
@@ -98,12 +110,28 @@ FAMILIES: Mapping[str, Family] = {
         max_length=131072, sliding_window=128, fused_experts="interleaved", norm_eps=1e-5, rope_theta=150000.0,
         rope={"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False},
     ),
+    "qwen3_5_text": Family(architecture="Qwen3_5ForCausalLM", num_kv_heads=4, delta="apart", **_HYBRID),
+    "qwen3_5_moe_text": Family(
+        architecture="Qwen3_5MoeForCausalLM", num_kv_heads=2, fused_experts="halves", delta="apart", **_HYBRID
+    ),
+    "qwen3_next": Family(
+        architecture="Qwen3NextForCausalLM", num_kv_heads=2, fused_experts="halves", delta="joined", **_HYBRID
+    ),
 }  # fmt: skip
 # Families that are refused by name: the beginning of `model_type`, and why.
 _REFUSED = {
     "gemma2": "whose attention has soft caps",
     "gemma4": "whose heads have 512 elements and whose layers share keys and values",
     "llama4": "whose attention stays within chunks of tokens",
+    "qwen4": "whose layers have several residual streams",
+    "olmo_hybrid": "whose gated delta rule writes twice as much as here",
+    "kimi": "whose linear layers are KDA, with a decay of each channel",
+    "bailing_hybrid": "whose linear layers are KDA, with a decay of each channel",
+    "nemotron_h": "whose linear layers are Mamba",
+    "falcon_h1": "whose linear layers are Mamba",
+    "jamba": "whose linear layers are Mamba",
+    "granitemoehybrid": "whose linear layers are Mamba",
+    "mamba": "whose layers are Mamba",
 }
 # Fields that the weights decide: a config may repeat them but not change them.
 WEIGHT_FIELDS = (
@@ -121,6 +149,8 @@ WEIGHT_FIELDS = (
     "qk_norm_over_heads",
     "qkv_bias",
     "output_bias",
+    "output_gate",
+    "mixer",
     "sinks",
     "tied_embeddings",
     "embedding_scale",
@@ -162,8 +192,8 @@ def read_shape(folder: Path) -> dict[str, Any]:
         folder: a folder with config.json.
 
     Returns:
-        `ModelConfig` fields, those of `WEIGHT_FIELDS` and `FREE_FIELDS`; `rope` is a dict of `RopeConfig` fields and
-        `experts` of `ExpertsConfig` fields.
+        `ModelConfig` fields, those of `WEIGHT_FIELDS` and `FREE_FIELDS`; `rope` is a dict of `RopeConfig` fields,
+        `experts` of `ExpertsConfig` fields and `delta` of `DeltaConfig` fields.
 
     Raises:
         ValueError: the file cannot be read, or a setting of the model, which the message names, is not supported.
@@ -217,7 +247,8 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     _check_representable(config)
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     windows = windows_from_hf(config, family.sliding_window)
-    ropes = ropes_from_hf(config, _num_positions(config, family), family.rope_theta, family.rope, family.local_theta)
+    defaults = (family.rope_theta, family.rope, family.local_theta, family.rope_fraction)
+    ropes = ropes_from_hf(config, _num_positions(config, family), *defaults)
     kv_heads = config.get("num_key_value_heads", family.num_kv_heads) or heads
     return {
         "vocab_size": config["vocab_size"],
@@ -227,6 +258,8 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "num_kv_heads": kv_heads,
         "head_dim": config["head_dim"] or hidden // heads,
         **(layers := layers_from_hf(config, windows, ropes["sliding_attention"] if family.local_theta else None)),
+        "mixer": "attention",
+        "delta": delta_from_hf(config) if family.delta else {},
         # Of a model whose layers all have experts no layer has this size.
         "mlp_size": 0 if family.fused_experts and DENSE not in layers["kinds"] else config["intermediate_size"],
         "mlp": family.mlp,
@@ -237,6 +270,7 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "qk_norm_over_heads": family.qk_norm_over_heads,
         "qkv_bias": family.qkv_bias,
         "output_bias": family.output_bias,
+        "output_gate": family.output_gate,
         "sinks": family.sinks,
         "tied_embeddings": bool(config.get("tie_word_embeddings", family.tied_embeddings)),
         **scales_from_hf(config),

@@ -31,6 +31,7 @@ KEYS = (
     "moe_intermediate_size",
     "norm_topk_prob",
     "router_aux_loss_coef",
+    "shared_expert_intermediate_size",
     "swiglu_limit",
     "swiglu_alpha",
 )
@@ -52,6 +53,7 @@ class _Style:
         count: the key with the number of experts that an export writes.
         size: the key with the size of an expert.
         normalized: the key that says whether weights are divided by their sum; None where they add up to 1.
+        shared: the key with the size of the expert that every token passes; None where there is none.
         fields: of `ExpertsConfig`, where the model's code differs from its defaults.
         constants: keys whose values the code here has.
     """
@@ -60,14 +62,20 @@ class _Style:
     count: str
     size: str
     normalized: str | None = None
+    shared: str | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[str, float] = field(default_factory=dict)
 
 
+_SHARED: Mapping[str, Any] = dict(shared="shared_expert_intermediate_size", fields={"shared_gate": True})
 _STYLES = {
     "qwen3_moe": _Style(
         name="Qwen3-MoE", count="num_experts", size="moe_intermediate_size", normalized="norm_topk_prob"
     ),
+    "qwen3_next": _Style(
+        name="Qwen3-Next", count="num_experts", size="moe_intermediate_size", normalized="norm_topk_prob", **_SHARED
+    ),
+    "qwen3_5_moe_text": _Style(name="Qwen3.5-MoE", count="num_experts", size="moe_intermediate_size", **_SHARED),
     "gpt_oss": _Style(
         name="gpt-oss",
         count="num_local_experts",
@@ -107,6 +115,7 @@ def experts_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "balance_form": "model",
         **{name: getattr(plain, name) for name in WEIGHT_FIELDS if name not in ("count", "size")},
         **style.fields,
+        **({"shared_size": config[style.shared]} if style.shared else {}),
     }
 
 
@@ -124,7 +133,8 @@ def experts_to_hf(experts: ExpertsConfig, like: Mapping[str, Any], family: str) 
     plain, style = ExpertsConfig(), _STYLES[family]
     for name in WEIGHT_FIELDS:
         value, must = getattr(experts, name), style.fields.get(name, getattr(plain, name))
-        if name not in ("count", "size") and value != must:
+        is_size = name in ("count", "size") or name == "shared_size" and style.shared
+        if not is_size and value != must:
             raise ValueError(
                 f"a Hugging Face model with experts must have model.experts.{name}={_word(must)}, got "
                 f"{_word(value)}; export only models with experts as in {style.name}"
@@ -139,6 +149,8 @@ def experts_to_hf(experts: ExpertsConfig, like: Mapping[str, Any], family: str) 
         "router_aux_loss_coef": balance,
         **style.constants,
     }
+    if style.shared:
+        written[style.shared] = experts.shared_size
     return written | ({style.normalized: experts.normalized} if style.normalized else {})
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from sppo_jax.config.hf_config import FAMILIES, Family
+from sppo_jax.config.hf_delta import LEFT_OUT_KEYS, delta_to_hf
 from sppo_jax.config.hf_experts import KEYS, experts_to_hf
 from sppo_jax.config.hf_gemma import GEMMA
 from sppo_jax.config.hf_layers import KEYS as KEYS_OF_LAYERS
@@ -50,6 +51,7 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
         **_ropes_to_hf(model, kind),
         **_scales_to_hf(model, kind),
         **experts,
+        **_delta_to_hf(model, kind),
         **_layers_to_hf(model, kind),
     }
     if kind == "qwen3_moe" and model.mlp_size:
@@ -71,6 +73,8 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
 _NOT_KEPT = (
     *KEYS,
     *KEYS_OF_LAYERS,
+    *LEFT_OUT_KEYS,
+    "partial_rotary_factor",
     "_name_or_path",
     "dtype",
     "hidden_act",
@@ -89,7 +93,7 @@ _NOT_KEPT = (
 
 
 # Parts of a layer that all layers of a family have, or none.
-_PARTS = ("qkv_bias", "output_bias", "qk_norm", "qk_norm_over_heads", "unit_norm", "sinks")
+_PARTS = ("qkv_bias", "output_bias", "output_gate", "qk_norm", "qk_norm_over_heads", "unit_norm", "sinks")
 
 
 def _parts(owner: ModelConfig | Family) -> tuple[str, ...]:
@@ -97,10 +101,19 @@ def _parts(owner: ModelConfig | Family) -> tuple[str, ...]:
     return (*(name for name in _PARTS if getattr(owner, name)), *norms)
 
 
+def _delta_kinds(model: ModelConfig) -> list[ModelConfig]:
+    """Returns the model of each kind of layer that has the gated delta rule."""
+    return [kind for kind, _ in model.counts(model.num_layers) if kind.mixer == "delta"]
+
+
 def _family_name(model: ModelConfig, preferred: str | None) -> str:
     """Returns a family that has this model: the preferred family if possible."""
-    has_experts = model.experts.count > 0
-    alike = {name: family for name, family in FAMILIES.items() if bool(family.fused_experts) == has_experts}
+    has_experts, has_delta = model.experts.count > 0, bool(_delta_kinds(model))
+    alike = {
+        name: family
+        for name, family in FAMILIES.items()
+        if bool(family.fused_experts) == has_experts and bool(family.delta) == has_delta
+    }
     possible = [name for name, family in alike.items() if _parts(family) == _parts(model)]
     mlps = {FAMILIES[name].mlp for name in possible}
     if mlps and model.mlp not in mlps and not has_experts:
@@ -111,7 +124,8 @@ def _family_name(model: ModelConfig, preferred: str | None) -> str:
     if not possible:
         of_families = dict.fromkeys(f"{', '.join(_parts(family)) or 'none'}" for family in alike.values())
         raise ValueError(
-            f"a Hugging Face model {'with' if has_experts else 'without'} experts must have, of "
+            f"a Hugging Face model {'with' if has_experts else 'without'} experts"
+            f"{' and with the gated delta rule' * has_delta} must have, of "
             f"{', '.join(f'model.{name}' for name in (*_PARTS, 'norms'))}, those of a family "
             f"({'; or '.join(of_families)}), got {', '.join(_parts(model)) or 'none'}; export only models of such a "
             "family"
@@ -132,6 +146,9 @@ def _layers_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
     Raises:
         ValueError: the family has no such kinds; the message names them.
     """
+    if FAMILIES[family].delta:
+        mixers = [model.of_kind(name).mixer for name in model.kind_names]
+        return {"layer_types": ["full_attention" if mixer == "attention" else "linear_attention" for mixer in mixers]}
     if family == "smollm3":
         rotates = [int(model.of_kind(name).rope.fraction > 0) for name in model.kind_names]
         return {"no_rope_layers": rotates}
@@ -152,7 +169,16 @@ _OF_WINDOWS = ("sliding_window", "rope")
 
 
 def _ropes_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
-    """Writes the rotary settings of a config.json, by layer type if the family has them so."""
+    """Writes the rotary settings of a config.json, by layer type if the family has them so.
+
+    Raises:
+        ValueError: a part of a head is rotated, and in the family always the whole head is.
+    """
+    if model.rope.fraction < 1 and FAMILIES[family].rope_fraction == 1:
+        raise ValueError(
+            f"a Hugging Face model of type {family} must have model.rope.fraction=1, got {model.rope.fraction:g}; "
+            "export only models that rotate whole heads"
+        )
     if not FAMILIES[family].local_theta:
         return rope_to_hf(model.rope)
     kinds = [model.of_kind(name) for name in dict.fromkeys(model.kind_names)]
@@ -170,9 +196,11 @@ def _family_of_kinds(model: ModelConfig, preferred: str | None) -> str | None:
     if len(names) == 1:
         return None
     changed = [model.kinds[name].replaced() for name in names if name in model.kinds]
-    if all(_is(kind, "rope", {"fraction": 0.0}) for kind in changed):
+    if _delta_kinds(model) and all(set(kind) <= {"mixer"} for kind in changed):
+        return _family_name(model, preferred)
+    if changed and all(_is(kind, "rope", {"fraction": 0.0}) for kind in changed):
         return "smollm3"
-    if all(_is(kind, "experts", {"count": 0}) for kind in changed) and model.experts.count:
+    if changed and all(_is(kind, "experts", {"count": 0}) for kind in changed) and model.experts.count:
         return "qwen3_moe"
     if not model.sliding_window and len(changed) == 1 and {"sliding_window"} <= set(changed[0]) <= {*_OF_WINDOWS}:
         window = changed[0]["sliding_window"]
@@ -180,13 +208,20 @@ def _family_of_kinds(model: ModelConfig, preferred: str | None) -> str | None:
         if FAMILIES[family].local_theta or family in ("qwen2", "qwen3", "gpt_oss") and len(changed[0]) == 1:
             return family
     raise ValueError(
-        "a Hugging Face model must have kinds of layers that a family has (rope.fraction=0, experts.count=0, or one "
-        f"sliding_window), got {', '.join(sorted(names))}; export only models with such kinds"
+        "a Hugging Face model must have kinds of layers that a family has (rope.fraction=0, experts.count=0, "
+        f"mixer=delta, or one sliding_window), got {', '.join(sorted(names))}; export only models with such kinds"
     )
 
 
 def _is(kind: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> bool:
     return set(kind) == {name} and dict(kind[name]) == settings
+
+
+def _delta_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
+    """Writes the keys of a config.json that speak of the gated delta rule: none in another family."""
+    if not FAMILIES[family].delta:
+        return {}
+    return delta_to_hf(_delta_kinds(model)[0].delta) | {"attn_output_gate": True}
 
 
 def _scales_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:

@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sppo_jax.config.hf_rope import used_settings
-from sppo_jax.config.kinds import FULL, layers_text
+from sppo_jax.config.kinds import DELTA, FULL, layers_text
 
 # Layers without rotation, layers with an MLP among those with experts, and layers with a window among others.
 UNROTATED, DENSE, WINDOWED = "unrotated", "dense", "local"
 # Keys that an export writes.
 KEYS = (
     *("no_rope_layers", "no_rope_layer_interval", "layer_types", "mlp_only_layers", "decoder_sparse_step"),
-    *("sliding_window_pattern", "_sliding_window_pattern"),
+    *("sliding_window_pattern", "_sliding_window_pattern", "full_attention_interval"),
 )
+# Families that have linear attention in some layers.
+_HYBRIDS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
 def layers_from_hf(config: Mapping[str, Any], windows: Sequence[int], rope: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -33,6 +35,9 @@ def layers_from_hf(config: Mapping[str, Any], windows: Sequence[int], rope: Mapp
             f"first_k_dense_replace must be 0 in a qwen3_moe, got {config['first_k_dense_replace']}; name the dense "
             "layers in mlp_only_layers"
         )
+    if config["model_type"] in _HYBRIDS:
+        names = [FULL if kind == "full_attention" else DELTA for kind in _hybrid_types(config)]
+        return {"layers": layers_text(names), "kinds": {}} if DELTA in names else {"layers": None, "kinds": {}}
     names = [FULL] * config["num_hidden_layers"]
     kinds: dict[str, Any] = {}
     if config["model_type"] == "smollm3":
@@ -65,22 +70,14 @@ def windows_from_hf(config: Mapping[str, Any], default: int) -> list[int]:
     """
     window, count = config.get("sliding_window", default) or 0, config["num_hidden_layers"]
     kinds, family = config.get("layer_types"), config["model_type"]
-    if family == "llama":
+    if family == "llama" or family in _HYBRIDS:
         return [0] * count
     if kinds is None and (every := _whole_every(config)) is not None:
         kinds = ["sliding_attention" if (number + 1) % every else "full_attention" for number in range(count)]
     if not window and family in ("gemma3_text", "olmo3") and "sliding_attention" in (kinds or ()):
         raise ValueError(f"sliding_window must be at least 1 in a {family}, got {window}; correct the key")
     if kinds is not None:
-        unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
-        if unknown:
-            raise ValueError(
-                f"layer_types must be full_attention or sliding_attention, got {unknown[0]!r}; choose another model"
-            )
-        if len(kinds) != count:
-            raise ValueError(
-                f"layer_types must have a name for each of the {count} layers, got {len(kinds)}; correct the key"
-            )
+        _check_types(kinds, count, "sliding_attention")
         return [window if kind == "sliding_attention" else 0 for kind in kinds]
     if family == "mistral" or not config.get("use_sliding_window", False):
         return [window if family == "mistral" else 0] * count
@@ -88,6 +85,27 @@ def windows_from_hf(config: Mapping[str, Any], default: int) -> list[int]:
         return [0 if rotates else window for rotates in _rotations(config)]
     first = 0 if family == "qwen3_moe" else config.get("max_window_layers", 28)
     return [window if number >= first else 0 for number in range(count)]
+
+
+def _check_types(kinds: Sequence[str], count: int, other: str) -> None:
+    """Refuses layer types other than full attention and one other, or too few of them."""
+    unknown = sorted(set(kinds) - {"full_attention", other})
+    if unknown:
+        raise ValueError(f"layer_types must be full_attention or {other}, got {unknown[0]!r}; choose another model")
+    if len(kinds) != count:
+        raise ValueError(
+            f"layer_types must have a name for each of the {count} layers, got {len(kinds)}; correct the key"
+        )
+
+
+def _hybrid_types(config: Mapping[str, Any]) -> Sequence[str]:
+    """Returns the type of each layer of a model that has linear attention in some."""
+    count, every = config["num_hidden_layers"], config.get("full_attention_interval", 4)
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return ["linear_attention" if (number + 1) % every else "full_attention" for number in range(count)]
+    _check_types(kinds, count, "linear_attention")
+    return kinds
 
 
 def _whole_every(config: Mapping[str, Any]) -> int | None:

@@ -51,6 +51,7 @@ def ropes_from_hf(
     theta: float,
     section: Mapping[str, Any] | None,
     local_theta: float,
+    fraction: float = 1.0,
 ) -> dict[str, dict[str, Any]]:
     """Reads the rotary settings of a config.json by layer type.
 
@@ -61,6 +62,7 @@ def ropes_from_hf(
         section: as in `rope_from_hf`.
         local_theta: base of windowed layers if the key is left out, in a family with rotary settings by layer type; 0:
             in the family all layers rotate alike.
+        fraction: as in `rope_from_hf`.
 
     Returns:
         What `rope_from_hf` returns, for each layer type.
@@ -69,7 +71,7 @@ def ropes_from_hf(
         ValueError: as `rope_from_hf`; or settings are for all layers that are by layer type in the family.
     """
     if not local_theta:
-        return dict.fromkeys(_LAYER_KINDS, rope_from_hf(config, max_length, theta, section))
+        return dict.fromkeys(_LAYER_KINDS, rope_from_hf(config, max_length, theta, section, fraction))
     everywhere = set(config.get("rope_parameters") or {}) - set(_LAYER_KINDS)
     if everywhere:
         raise ValueError(
@@ -94,7 +96,11 @@ def used_settings(rope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rope_from_hf(
-    config: Mapping[str, Any], max_length: int, theta: float = 10000.0, section: Mapping[str, Any] | None = None
+    config: Mapping[str, Any],
+    max_length: int,
+    theta: float = 10000.0,
+    section: Mapping[str, Any] | None = None,
+    fraction: float = 1.0,
 ) -> dict[str, Any]:
     """Reads the rotary settings of a config.json.
 
@@ -103,6 +109,7 @@ def rope_from_hf(
         max_length: the `max_position_embeddings` of the config.json, in tokens.
         theta: base of the frequencies if the key is left out.
         section: the rotary settings if the file has no section of them; None: an unscaled rotation's.
+        fraction: share of a head that is rotated if the key is left out; 1: in the family it is always the whole head.
 
     Returns:
         Every field of `RopeConfig`; `original_length` is `max_length` if the file gives no other length, so that a
@@ -123,7 +130,7 @@ def rope_from_hf(
     original = settings.get("original_max_position_embeddings")
     rope: dict[str, Any] = {
         "theta": settings.get("rope_theta", theta),
-        "fraction": 1.0,
+        "fraction": settings.get("partial_rotary_factor", fraction) if fraction < 1 else 1.0,
         "scaling": scaling,
         "factor": 1.0,
         "original_length": original if original and "original_length" in _USED[scaling] else max_length,
@@ -139,7 +146,7 @@ def rope_from_hf(
             rope[ours] = given
     if scaling == "yarn" and settings.get("factor") is None:
         rope["factor"] = max_length / rope["original_length"]
-    _check_representable(settings, scaling, rope["factor"])
+    _check_representable(settings, scaling, rope)
     return rope
 
 
@@ -202,10 +209,11 @@ def _same(first: Any, second: Any) -> bool:
     return math.isclose(first, second, rel_tol=1e-9) if numbers else bool(first == second)
 
 
-def _check_representable(settings: Mapping[str, Any], scaling: str, factor: float) -> None:
-    """Refuses settings that change the rotation and for which `RopeConfig` has no field."""
-    partial = settings.get("partial_rotary_factor", 1.0)
-    wanted: dict[str, tuple[Any, Any]] = {"partial_rotary_factor": (1.0, partial)}
+def _check_representable(settings: Mapping[str, Any], scaling: str, rope: Mapping[str, Any]) -> None:
+    """Refuses settings that change the rotation and for which `RopeConfig` has no field, or the family no use."""
+    factor, fraction = rope["factor"], rope["fraction"]
+    partial = settings.get("partial_rotary_factor", fraction)
+    wanted: dict[str, tuple[Any, Any]] = {"partial_rotary_factor": (fraction, partial)}
     if scaling == "none":  # a factor without its kind, which some versions of transformers refuse and others drop
         wanted["factor"] = (1.0, settings.get("factor", 1.0))
     if scaling == "yarn":
@@ -233,15 +241,18 @@ def rope_to_hf(rope: RopeConfig) -> dict[str, Any]:
         rope: the rotary settings of the model.
 
     Returns:
-        The keys `rope_parameters`, `rope_theta` and `rope_scaling` of a config.json.
+        The keys `rope_parameters`, `rope_theta` and `rope_scaling` of a config.json, and `partial_rotary_factor` where
+        a part of a head is rotated.
     """
     kind = next(name for name, ours in _KINDS.items() if ours == rope.scaling)
     scaling = {"rope_type": kind} | {_SETTINGS[ours]: getattr(rope, ours) for ours in _USED[rope.scaling]}
     if rope.truncate:  # which earlier versions do not know by name
         scaling.pop("truncate", None)
+    partial = {"partial_rotary_factor": rope.fraction} if rope.fraction < 1 else {}
     return {
-        "rope_parameters": {"rope_theta": rope.theta, **scaling},
+        "rope_parameters": {"rope_theta": rope.theta, **partial, **scaling},
         "rope_theta": rope.theta,
+        **partial,
         "rope_scaling": scaling if rope.scaling != "none" else None,
     }
 

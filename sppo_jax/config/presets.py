@@ -1,9 +1,10 @@
 """Published model shapes by name; imports no jax.
 
-A preset is a dict of `ModelConfig` fields (with `rope` a dict of `RopeConfig` fields, and `experts` one of
-`ExpertsConfig` fields). Keys of the user replace fields of the preset. The gpt-* shapes are those of the
-sequence-pipeline papers: multi-head attention, a GELU MLP of four times the hidden size, GPT-2's vocabulary padded to
-50304, and a tied head. Here they have RMSNorm and rotary positions, which changes their cost by well under one percent.
+A preset is a dict of `ModelConfig` fields (with `rope` a dict of `RopeConfig` fields, `experts` one of `ExpertsConfig`
+fields, and `delta` one of `DeltaConfig` fields). Keys of the user replace fields of the preset. The gpt-* shapes are
+those of the sequence-pipeline papers: multi-head attention, a GELU MLP of four times the hidden size, GPT-2's
+vocabulary padded to 50304, and a tied head. Here they have RMSNorm and rotary positions, which changes their cost by
+well under one percent.
 """
 
 from __future__ import annotations
@@ -97,6 +98,31 @@ def _olmo3(hidden: int, layers: int, heads: int, kv_heads: int, mlp_size: int) -
     }
 
 
+def _hybrid(
+    hidden: int, layers: int, heads: tuple[int, int], mlp_size: int, values: int, **fields: Any
+) -> dict[str, Any]:
+    """Returns the shape of a Qwen3.5 or Qwen3-Next, which have the gated delta rule in three layers of four.
+
+    Args:
+        hidden: elements of the hidden state.
+        layers: of the model.
+        heads: query heads, and heads of keys and values.
+        mlp_size: of a layer's MLP.
+        values: heads of values of the gated delta rule.
+        fields: others, or other values.
+    """
+    shape: dict[str, Any] = dict(
+        vocab_size=248320, head_dim=256, qk_norm=True, unit_norm=True, output_gate=True, norm_eps=1e-6,
+        rope={"theta": 1e7, "fraction": 0.25},
+        delta={"value_heads": values, "key_heads": 16, "key_size": 128, "value_size": 128, "taps": 4},
+    )  # fmt: skip
+    return _llama(hidden, layers, *heads, mlp_size, **(shape | fields)) | {"layers": f"{layers // 4}x(3xdelta,full)"}
+
+
+def _hybrid_experts(count: int, chosen: int) -> dict[str, Any]:
+    return {"count": count, "chosen": chosen, "size": 512, "shared_size": 512, "shared_gate": True, "balance": 0.001}
+
+
 def _gpt(hidden: int, layers: int, heads: int) -> dict[str, Any]:
     return _llama(hidden, layers, heads, heads, 4 * hidden, vocab_size=50304, mlp="gelu", tied_embeddings=True)
 
@@ -120,6 +146,10 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "qwen3-32b": _qwen(5120, 64, 64, 8, 25600, head_dim=128, qk_norm=True),
         "qwen3-30b-a3b": _qwen_experts(2048, 48, 32, 768),
         "qwen3-235b-a22b": _qwen_experts(4096, 94, 64, 1536),
+        "qwen3.5-9b": _hybrid(4096, 32, (16, 4), 12288, 32),
+        "qwen3.5-27b": _hybrid(5120, 64, (24, 4), 17408, 48),
+        "qwen3.6-35b-a3b": _hybrid(2048, 40, (16, 2), 0, 32, experts=_hybrid_experts(256, 8)),
+        "qwen3-next-80b-a3b": _hybrid(2048, 48, (16, 2), 0, 32, experts=_hybrid_experts(512, 10), vocab_size=151936),
         "gemma-3-27b": _gemma3(5376, 62, 32, 16, 21504, 168),
         "olmo-3-7b": _olmo3(4096, 32, 32, 32, 11008),
         "mistral-7b-v0.3": _llama(4096, 32, 32, 8, 14336, vocab_size=32768, rope={"theta": 1000000.0}),

@@ -16,15 +16,11 @@ from jax import lax
 from sppo_jax.dtypes import accumulator
 from sppo_jax.mixers import gated_delta
 from sppo_jax.mixers.convolution import convolve
-from sppo_jax.mixers.delta_flops import delta_flops
+from sppo_jax.mixers.delta_work import Cut, cut_of, delta_flops
 from sppo_jax.mixers.mixer import Operands, Place
 
 # Added to the square of a key's length, as in the models' own code.
 _EPS = 1e-6
-# Elements of keys of all heads that are worked on at once: 32,768 tokens of 4 heads of 128.
-_STRETCH_ELEMENTS = 2**24
-# Parts of a stretch that are worked out side by side, and blocks from which on it is worth the second pass.
-_SPANS, _SPANS_FROM = 8, 32
 
 
 class Heads(NamedTuple):
@@ -67,29 +63,6 @@ class State(NamedTuple):
     k: jax.Array
     v: jax.Array
     memory: jax.Array
-
-
-class Cut(NamedTuple):
-    """How a run is worked on: stretches one after another, each of `tokens`, in `spans` side by side."""
-
-    stretches: int
-    spans: int
-    tokens: int
-
-
-def cut_of(length: int, elements: int) -> Cut:
-    """Returns how a run is cut, so that what a stretch holds is bounded whatever the run.
-
-    Args:
-        length: tokens of the run.
-        elements: of a token in keys of all value heads.
-    """
-    blocks = -(-length // gated_delta.BLOCK)
-    most = max(1, _STRETCH_ELEMENTS // (gated_delta.BLOCK * elements))
-    stretches = -(-blocks // most)
-    of_stretch = -(-blocks // stretches)
-    spans = _SPANS if of_stretch >= _SPANS_FROM else 1
-    return Cut(stretches, spans, -(-of_stretch // spans) * spans * gated_delta.BLOCK)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-BLOCK = 64
+from sppo_jax.mixers.delta_work import BLOCK
 
 
 class Tokens(NamedTuple):

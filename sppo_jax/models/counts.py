@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.mixers.delta_flops import delta_flops
+from sppo_jax.mixers.delta_work import delta_flops
 
 # Attention has two matmuls forward and five backward; a linear layer has one and two.
 ATTENTION_BACKWARD = 2.5

@@ -13,7 +13,7 @@ from sppo_jax.models.hf_rules import Rule
 
 # How a folder holds the experts of a layer: one tensor an expert, or one tensor for all experts, in which gates and ups
 # are halves of a dim or take turns along it.
-Form = Literal["separate", "halves", "interleaved"]
+ExpertsForm = Literal["separate", "halves", "interleaved"]
 
 _MLP = "model.layers.{}.mlp."
 _EXPERT, _ALL = _MLP + "experts.{}.", _MLP + "experts."
@@ -47,7 +47,7 @@ _INTERLEAVED = (
     Rule("layers/experts/down", _ALL + "down_proj", "e x d -> e x d", only="experts"),
     Rule("layers/experts/down_bias", _ALL + "down_proj_bias", "e d -> e d", only="expert_bias"),
 )
-RULES_OF_FORM: Mapping[Form, tuple[Rule, ...]] = {
+RULES_OF_FORM: Mapping[ExpertsForm, tuple[Rule, ...]] = {
     "separate": (*_ROUTER, *_CHOICE, *_SEPARATE, *_SHARED),
     "halves": (*_ROUTER, *_CHOICE, *_HALVES, *_SHARED),
     "interleaved": _INTERLEAVED,
@@ -56,7 +56,7 @@ RULES_OF_FORM: Mapping[Form, tuple[Rule, ...]] = {
 QUANTIZED = re.compile(r".*(_blocks|_scales|\.qweight|\.qzeros|\.scales|_scale|_scale_inv)$")
 
 
-def form_of(names: Iterable[str], fused: Form) -> Form:
+def form_of(names: Iterable[str], fused: ExpertsForm) -> ExpertsForm:
     """Returns the form of a folder's experts.
 
     Args:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from sppo_jax.config.hf_config import FAMILIES, read_config
 from sppo_jax.config.hf_experts import DEQUANTIZE
 from sppo_jax.files import parse_json
-from sppo_jax.models.hf_experts import QUANTIZED, Form, form_of
+from sppo_jax.models.hf_experts import QUANTIZED
+from sppo_jax.models.hf_form import Form, folder_form
 from sppo_jax.models.hf_tensors import NO_PARAMETERS, tensor_shapes
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ _PREFIXES = {
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
 }
-# What a multimodal folder has beside the language model.
-_LEFT_OUT = re.compile(r"(?:model\.)?(vision_tower|multi_modal_projector)\.")
+# What a folder has beside the language model: what sees, and what predicts more tokens than the next.
+_LEFT_OUT = re.compile(r"(?:model\.)?(vision_tower|multi_modal_projector|visual|mtp)\.")
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Elements of two tensors that are compared at a time.
 _BLOCK_ELEMENTS = 1 << 24
@@ -118,9 +119,9 @@ class TensorFolder:
 
     @property
     def form(self) -> Form:
-        """Form of the experts, by the names of the tensors and by the family of config.json."""
+        """Form of the tensors, by their names and by the family of config.json."""
         family = FAMILIES.get(str(read_config(self._folder).get("model_type")))
-        return form_of(self._file_of, (family and family.fused_experts) or "separate")
+        return folder_form(self._file_of, (family and family.fused_experts) or "separate")
 
     def check(self, model: ModelConfig) -> None:
         """Checks names, shapes and dtypes of all tensors against the headers of the files.
@@ -197,18 +198,19 @@ def _text_name(name: str) -> str:
 
 
 def form_like(folder: Path | None, family: str) -> Form:
-    """Returns the form of a family's experts: that of a folder of the family, or one tensor an expert if it may be so.
+    """Returns the form of a family's tensors: that of a folder of the family, or one tensor an expert if it may be so.
 
     Args:
         folder: of the model that the weights come from; None: there is none.
         family: `model_type` that is written.
     """
-    fused = FAMILIES[family].fused_experts
-    if not fused or fused == "interleaved":
-        return fused or "separate"
-    if folder is None or not any((folder / name).is_file() for name in (INDEX, WEIGHTS)):
-        return "separate"
-    return TensorFolder(folder).form if read_config(folder).get("model_type") == family else "separate"
+    own = FAMILIES[family]
+    plain = Form("interleaved" if own.fused_experts == "interleaved" else "separate", own.delta or "apart")
+    if plain.experts == "interleaved" or not (own.fused_experts or own.delta) or folder is None:
+        return plain
+    if not any((folder / name).is_file() for name in (INDEX, WEIGHTS)):
+        return plain
+    return TensorFolder(folder).form if read_config(folder).get("model_type") == family else plain
 
 
 def _equal(first: np.ndarray, second: np.ndarray) -> bool:

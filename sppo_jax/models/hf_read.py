@@ -33,8 +33,8 @@ def from_hf(
     dtype: str = "auto",
     **settings: Any,
 ) -> Decoder:
-    """Imports a Llama, Qwen2, Qwen3, Qwen3-MoE, Mistral, SmolLM3, Gemma 3, OLMo 3 or gpt-oss model with its
-    weights.
+    """Imports a Llama, Qwen2, Qwen3, Qwen3-MoE, Qwen3.5, Qwen3-Next, Mistral, SmolLM3, Gemma 3, OLMo 3 or gpt-oss
+    model with its weights.
 
     Args:
         path: folder with config.json and safetensors.

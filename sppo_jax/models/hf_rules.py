@@ -18,6 +18,23 @@ ReadPart = Callable[[str, tuple[slice, ...]], np.ndarray]
 # Letters that no parameter has: gates and ups, of which `Rule.half` is one, and a dim of one element.
 HALVES, UNIT = "g", "u"
 _SIZES = {HALVES: 2, UNIT: 1}
+# A dim of a parameter that a tensor may have as two: value heads, by key heads.
+_SPLIT = {"m": ("c", "r")}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several parameters of unlike sizes, whose rows a tensor has behind one another in its first dim.
+
+    Args:
+        sizes: of each part the letters whose product is its rows.
+        number: of the part.
+        within: the letter of which each index has all parts; "" where each part is in one piece.
+    """
+
+    sizes: tuple[str, ...]
+    number: int
+    within: str = ""
 
 
 @dataclass(frozen=True)
@@ -31,6 +48,7 @@ class Rule:
             out. Parentheses join letters to one dim.
         only: what a model must have for it to be there, a key of `hf_tensors.parts_of`; "" for always.
         half: index along `g`, where a tensor holds two parameters: 0 or 1.
+        part: which part of the tensor it is, where this holds several of unlike sizes; None where it holds one size.
         of_stack: name of the stack of layers, see `ModelConfig.stacks`; None where all layers are alike.
         layers: the number of each of its layers in the model; () where all layers are alike.
     """
@@ -40,6 +58,7 @@ class Rule:
     layout: str
     only: str = ""
     half: int = 0
+    part: Part | None = None
     of_stack: str | None = None
     layers: tuple[int, ...] = ()
 
@@ -69,7 +88,25 @@ class Rule:
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Returns the shape of the tensor."""
         sizes = {**_SIZES, **sizes}
-        return tuple(math.prod(sizes[letter] for letter in group.split()) for group in self.groups)
+        shape = tuple(math.prod(sizes[letter] for letter in group.split()) for group in self.groups)
+        if self.part is None:
+            return shape
+        return (sizes.get(self.part.within, 1) * sum(self.rows(sizes)), *shape[1:])
+
+    def rows(self, sizes: Mapping[str, int]) -> list[int]:
+        """Returns the rows of each part of the tensor, in one index of `part.within`."""
+        assert self.part is not None
+        return [math.prod(sizes[letter] for letter in letters.split()) for letters in self.part.sizes]
+
+    @property
+    def spread(self) -> tuple[str, ...]:
+        """Letters of the parameter's dims as the tensor has them, without those of `stack`."""
+        of_tensor = {letter for group in self.groups for letter in group.split()}
+        return tuple(
+            single
+            for letter in self.letters
+            for single in ((letter,) if letter in of_tensor else _SPLIT.get(letter, (letter,)))
+        )
 
 
 def read_parameter(
@@ -108,6 +145,9 @@ def _read_tensor(
     rule: Rule, name: str, read: ReadPart, spans: Mapping[str, tuple[int, int]], sizes: Mapping[str, int]
 ) -> np.ndarray:
     """Reads a part of one tensor into the layout of its parameter."""
+    if rule.part is not None:
+        whole = _read_part(rule, name, read, sizes)
+        return whole[tuple(slice(*spans[letter]) for letter in rule.letters)]
     sizes, spans = {**_SIZES, **sizes}, {HALVES: (rule.half, rule.half + 1), UNIT: (0, 1), **spans}
     cuts, shape, flat = [], [], []
     for group in rule.groups:
@@ -126,14 +166,44 @@ def _read_tensor(
     return values.transpose([flat.index(letter) for letter in rule.letters])
 
 
-def to_tensor(rules: Sequence[Rule], values: Sequence[np.ndarray]) -> np.ndarray:
+def _read_part(rule: Rule, name: str, read: ReadPart, sizes: Mapping[str, int]) -> np.ndarray:
+    """Reads a parameter from its rows of a tensor, in the parameter's layout."""
+    assert rule.part is not None
+    sizes, rows = {**_SIZES, **sizes}, rule.rows(sizes)
+    first = sum(rows[: rule.part.number])
+    values = read(name, tuple(slice(0, size) for size in rule.shape(sizes)))
+    values = values.reshape(sizes.get(rule.part.within, 1), sum(rows), *values.shape[1:])
+    values = values[:, first : first + rows[rule.part.number]]
+    flat = [letter for group in rule.groups for letter in group.split()]
+    values = values.reshape([sizes[letter] for letter in flat if letter != UNIT])
+    flat = [letter for letter in flat if letter != UNIT]
+    values = values.transpose([flat.index(letter) for letter in rule.spread])
+    return values.reshape([sizes[letter] for letter in rule.letters])
+
+
+def _join_parts(rules: Sequence[Rule], values: Sequence[np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
+    """Brings the parameters of a tensor into its rows, one behind the other."""
+    pieces = []
+    for rule, value in zip(rules, values, strict=True):
+        assert rule.part is not None
+        flat = [letter for group in rule.groups for letter in group.split() if letter != UNIT]
+        value = value.reshape([sizes[letter] for letter in rule.spread])
+        value = value.transpose([rule.spread.index(letter) for letter in flat])
+        pieces.append(value.reshape(sizes.get(rule.part.within, 1), -1, *rule.shape(sizes)[1:]))
+    return np.concatenate(pieces, axis=1).reshape(rules[0].shape(sizes))
+
+
+def to_tensor(rules: Sequence[Rule], values: Sequence[np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
     """Brings the parameters of one tensor into its layout.
 
     Args:
-        rules: of the parameters that the tensor holds: one, or the two of `g`.
+        rules: of the parameters that the tensor holds: one, the two of `g`, or all its parts.
         values: of each parameter, without the stacked dims.
+        sizes: of the letters.
     """
     rule = rules[0]
+    if rule.part is not None:
+        return _join_parts(rules, values, {**_SIZES, **sizes})
     sizes = {**_SIZES, **dict(zip(rule.letters, values[0].shape, strict=True))}
     flat = [letter for group in rule.groups for letter in group.split()]
     order = [rule.letters.index(letter) for letter in flat if letter in rule.letters]

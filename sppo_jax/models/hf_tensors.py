@@ -3,6 +3,7 @@
 Letters: v vocabulary, d hidden size, n query heads, k key and value heads, h head size, f MLP size, l layers,
 e experts, x size of an expert, s size of the shared expert, g gates and ups, u one element, a elements of all query
 heads, b of all key heads.
+Of the gated delta rule: c key heads, i key size, m value heads, r value heads of a key head, j value size, t taps.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from sppo_jax.models.hf_experts import RULES_OF_FORM, Form
+from sppo_jax.models.hf_delta import DELTA_RULES
+from sppo_jax.models.hf_experts import RULES_OF_FORM
+from sppo_jax.models.hf_form import PLAIN, Form
 from sppo_jax.models.hf_rules import Rule
 
 if TYPE_CHECKING:
@@ -24,9 +27,11 @@ _LAYER = "model.layers.{}."
 _BEFORE = (
     Rule("embedding", "model.embed_tokens.weight", "v d -> v d"),
     Rule("layers/attention_norm/scale", _LAYER + "input_layernorm.weight", "d -> d", only="norms before"),
-    Rule("layers/query", _LAYER + "self_attn.q_proj.weight", "(n h) d -> d n h"),
-    Rule("layers/key", _LAYER + "self_attn.k_proj.weight", "(k h) d -> d k h"),
-    Rule("layers/value", _LAYER + "self_attn.v_proj.weight", "(k h) d -> d k h"),
+    Rule("layers/query", _LAYER + "self_attn.q_proj.weight", "(n h) d -> d n h", only="no output gate"),
+    Rule("layers/query", _LAYER + "self_attn.q_proj.weight", "(n g h) d -> d n h", only="output gate", half=0),
+    Rule("layers/output_gate", _LAYER + "self_attn.q_proj.weight", "(n g h) d -> d n h", only="output gate", half=1),
+    Rule("layers/key", _LAYER + "self_attn.k_proj.weight", "(k h) d -> d k h", only="attention"),
+    Rule("layers/value", _LAYER + "self_attn.v_proj.weight", "(k h) d -> d k h", only="attention"),
     Rule("layers/query_bias", _LAYER + "self_attn.q_proj.bias", "(n h) -> n h", only="qkv_bias"),
     Rule("layers/key_bias", _LAYER + "self_attn.k_proj.bias", "(k h) -> k h", only="qkv_bias"),
     Rule("layers/value_bias", _LAYER + "self_attn.v_proj.bias", "(k h) -> k h", only="qkv_bias"),
@@ -34,7 +39,7 @@ _BEFORE = (
     Rule("layers/key_norm/scale", _LAYER + "self_attn.k_norm.weight", "h -> h", only="qk_norm"),
     Rule("layers/query_norm/scale", _LAYER + "self_attn.q_norm.weight", "a -> a", only="qk_norm over heads"),
     Rule("layers/key_norm/scale", _LAYER + "self_attn.k_norm.weight", "b -> b", only="qk_norm over heads"),
-    Rule("layers/output", _LAYER + "self_attn.o_proj.weight", "d (n h) -> n h d"),
+    Rule("layers/output", _LAYER + "self_attn.o_proj.weight", "d (n h) -> n h d", only="attention"),
     Rule("layers/output_bias", _LAYER + "self_attn.o_proj.bias", "d -> d", only="output_bias"),
     Rule("layers/sinks", _LAYER + "self_attn.sinks", "n -> n", only="sinks"),
     Rule("layers/mlp_norm/scale", _LAYER + "post_attention_layernorm.weight", "d -> d", only="two norms before"),
@@ -58,7 +63,7 @@ class Place(NamedTuple):
 
     Args:
         name: of the tensor.
-        rules: of the parameters whose values it holds: one, or gates and ups.
+        rules: of the parameters whose values it holds: one, gates and ups, or the parts of joined projections.
         index: of the layer, or of layer and expert, along the stacked dims of these parameters.
     """
 
@@ -69,15 +74,19 @@ class Place(NamedTuple):
 
 def parts_of(model: ModelConfig) -> dict[str, bool]:
     """Returns whether a model has the parameters whose rules name a key in `only`."""
-    experts = model.experts
+    experts, attends = model.experts, model.mixer == "attention"
     return {
         "": True,
         "untied": not model.tied_embeddings,
-        "qkv_bias": model.qkv_bias,
-        "output_bias": model.output_bias,
-        "sinks": model.sinks,
-        "qk_norm": model.qk_norm and not model.qk_norm_over_heads,
-        "qk_norm over heads": model.qk_norm_over_heads,
+        "attention": attends,
+        "delta": not attends,
+        "output gate": attends and model.output_gate,
+        "no output gate": attends and not model.output_gate,
+        "qkv_bias": attends and model.qkv_bias,
+        "output_bias": attends and model.output_bias,
+        "sinks": attends and model.sinks,
+        "qk_norm": attends and model.qk_norm and not model.qk_norm_over_heads,
+        "qk_norm over heads": attends and model.qk_norm_over_heads,
         "norms before": model.norms != "behind",
         "norms behind": model.norms != "before",
         "two norms before": model.norms == "before",
@@ -91,14 +100,14 @@ def parts_of(model: ModelConfig) -> dict[str, bool]:
     }
 
 
-def rules_for(model: ModelConfig, form: Form = "separate") -> dict[str, Rule]:
+def rules_for(model: ModelConfig, form: Form = PLAIN) -> dict[str, Rule]:
     """Returns the rules of a model's parameters, by their paths.
 
     Args:
         model: the shape.
-        form: in which its experts are, if it has any.
+        form: of its tensors.
     """
-    rules = (*_BEFORE, *RULES_OF_FORM[form], *_AFTER)
+    rules = (*_BEFORE, *DELTA_RULES[form.delta], *RULES_OF_FORM[form.experts], *_AFTER)
     of_layers = []
     for name, kinds in model.stacks.items():
         present, several = parts_of(model.of_kind(kinds[0])), len(set(model.kind_names)) > 1
@@ -119,6 +128,7 @@ def sizes_of(model: ModelConfig, stack: str | None = None) -> dict[str, int]:
     num_layers = model.num_layers
     if stack is not None:
         num_layers, model = model.stack_names.count(stack), model.of_kind(model.stacks[stack][0])
+    delta = model.delta
     return {
         "v": model.vocab_size,
         "d": model.hidden_size,
@@ -132,10 +142,16 @@ def sizes_of(model: ModelConfig, stack: str | None = None) -> dict[str, int]:
         "s": model.experts.shared_size,
         "a": model.num_heads * model.head_dim,
         "b": model.num_kv_heads * model.head_dim,
+        "c": delta.key_heads,
+        "i": delta.key_size,
+        "m": delta.value_heads,
+        "r": delta.value_heads // max(1, delta.key_heads),
+        "j": delta.value_size,
+        "t": delta.taps,
     }
 
 
-def parameter_shapes(model: ModelConfig, form: Form = "separate") -> dict[str, tuple[int, ...]]:
+def parameter_shapes(model: ModelConfig, form: Form = PLAIN) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every parameter of a model by its path, layers stacked; arguments as `rules_for`."""
     rules = rules_for(model, form)
     sizes = {rule.of_stack: sizes_of(model, rule.of_stack) for rule in rules.values()}
@@ -145,19 +161,19 @@ def parameter_shapes(model: ModelConfig, form: Form = "separate") -> dict[str, t
     }
 
 
-def tensor_shapes(model: ModelConfig, form: Form = "separate") -> dict[str, tuple[int, ...]]:
+def tensor_shapes(model: ModelConfig, form: Form = PLAIN) -> dict[str, tuple[int, ...]]:
     """Returns the name and shape of every tensor of a model in the order of `places`."""
     found = list(places(model, form))
     sizes = {name: sizes_of(model, name) for name in {place.rules[0].of_stack for place in found}}
     return {place.name: place.rules[0].shape(sizes[place.rules[0].of_stack]) for place in found}
 
 
-def places(model: ModelConfig, form: Form = "separate") -> Iterator[Place]:
+def places(model: ModelConfig, form: Form = PLAIN) -> Iterator[Place]:
     """Yields every tensor of a model, layer by layer and expert by expert: the order in which they are written.
 
     Args:
         model: the shape.
-        form: in which its experts are, if it has any.
+        form: of its tensors.
     """
     rules = list(rules_for(model, form).values())
     layered = [number for number, rule in enumerate(rules) if rule.stack]

@@ -21,11 +21,11 @@ from sppo_jax.config.hf_export import shape_to_hf
 from sppo_jax.config.model import ModelConfig
 from sppo_jax.models.counts import num_params
 from sppo_jax.models.decoder import Decoder
-from sppo_jax.models.hf_experts import Form
 from sppo_jax.models.hf_folder import DTYPES, INDEX, WEIGHTS, form_like
+from sppo_jax.models.hf_form import Form
 from sppo_jax.models.hf_read import path_name, shapes_by_path
 from sppo_jax.models.hf_rules import to_tensor
-from sppo_jax.models.hf_tensors import Place, parameter_shapes, places, tensor_shapes
+from sppo_jax.models.hf_tensors import Place, parameter_shapes, places, sizes_of, tensor_shapes
 from sppo_jax.models.hf_tokenizer import copy_tokenizer, set_length
 from sppo_jax.paths import local_path
 from sppo_jax.stopping import removed_if_stopped
@@ -173,6 +173,7 @@ def _write_tensors(
     num_bytes = {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}
     shards = _shards(num_bytes, shard_bytes)
     of = {place.name: place for place in places(config, form)}
+    sizes = {stack: sizes_of(config, stack) for stack in {place.rules[0].of_stack for place in of.values()}}
     file_of = {}
     for number, names in enumerate(shards, start=1):
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
@@ -180,14 +181,19 @@ def _write_tensors(
         with (folder / file).open("wb") as out:
             _write_header(out, {name: shapes[name] for name in names}, dtype)
             for name in names:
-                out.write(_cast(_tensor(of[name], leaves), dtype, name).reshape(-1).view(np.uint8).data)
+                out.write(
+                    _cast(_tensor(of[name], leaves, sizes[of[name].rules[0].of_stack]), dtype, name)
+                    .reshape(-1)
+                    .view(np.uint8)
+                    .data
+                )
     if len(shards) > 1:
         index = {"metadata": {"total_size": sum(num_bytes.values())}, "weight_map": file_of}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _tensor(place: Place, leaves: Mapping[str, jax.Array]) -> np.ndarray:
-    return to_tensor(place.rules, [_fetch(leaves[rule.ours], place.index) for rule in place.rules])
+def _tensor(place: Place, leaves: Mapping[str, jax.Array], sizes: Mapping[str, int]) -> np.ndarray:
+    return to_tensor(place.rules, [_fetch(leaves[rule.ours], place.index) for rule in place.rules], sizes)
 
 
 def _shards(num_bytes: Mapping[str, int], most: int) -> list[list[str]]:

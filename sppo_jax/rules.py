@@ -35,6 +35,8 @@ class Facts:
         kinds: of each layer; () where all are alike.
         stacks: of each layer the name of the stack that holds its parameters; () where all are alike.
         num_heads: query heads of the model.
+        state_heads: heads of the output of a layer's mixer with a state; None: no layer has one, or still open.
+        attends: whether a layer has attention.
         data: pipelines.
         pipe: stages.
         seq: devices that share the tokens of a chunk.
@@ -67,6 +69,8 @@ class Facts:
     kinds: tuple[str | None, ...] = ()
     stacks: tuple[str, ...] = ()
     num_heads: int | None = None
+    state_heads: int | None = None
+    attends: bool = True
     data: int | None = None
     pipe: int | None = None
     seq: int | None = None
@@ -305,6 +309,39 @@ def _heads(facts: Facts) -> Broken | None:
     return Broken(must, f"{name}={factor}", f"use one of {divisors(facts.num_heads)}, or {instead}")
 
 
+def _heads_of_states(facts: Facts) -> Broken | None:
+    """Each device has a state of its own heads, and all tokens of a chunk for them."""
+    heads, seq = facts.state_heads, facts.seq
+    if heads is None or seq is None or heads % seq == 0:
+        return None
+    must = f"mesh.seq must divide the {heads} heads of a layer with a state"
+    return Broken(must, f"mesh.seq={seq}", f"use one of {divisors(heads)}")
+
+
+def _groups_of_states(facts: Facts) -> Broken | None:
+    if facts.state_heads is None or facts.groups in (None, "static"):
+        return None
+    must = "a model with layers that have a state must have sequence.groups=static"
+    return Broken(must, f"sequence.groups={facts.groups}", "use sequence.groups=static")
+
+
+def _keys_of_states(facts: Facts) -> Broken | None:
+    if facts.attends or facts.kv not in ("recompute", "rebuild", "host"):
+        return None
+    must = "a model without attention must have stash.kv=keep, because it has no keys and values"
+    return Broken(must, f"stash.kv={'host' if facts.kv == 'host' else 'rebuild'}", "use stash.kv=keep")
+
+
+def _outputs_of_states(facts: Facts) -> Broken | None:
+    """A backward makes the outputs of mixers with a state anyway, so a stash never holds them."""
+    if facts.attends or facts.places is None or facts.places[1] != "host" or facts.places[0] in ("auto", "host"):
+        return None
+    must = (
+        "a model without attention has no attention outputs for stash.attention=host, and must have stash.inputs=host"
+    )
+    return Broken(must, f"stash.inputs={facts.places[0]}", "change it, or use stash.attention=recompute")
+
+
 def _window(facts: Facts) -> Broken | None:
     """Tokens are striped over a ring, so that each two devices have one window of keys in common for every query."""
     window, factor, seq = facts.window, facts.ulysses, facts.seq
@@ -425,6 +462,10 @@ RULES = (
     _longest_shape,
     _factor,
     _heads,
+    _heads_of_states,
+    _groups_of_states,
+    _keys_of_states,
+    _outputs_of_states,
     _window,
     _kernel_of_window,
     _wave,

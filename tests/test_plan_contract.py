@@ -19,14 +19,18 @@ from sppo_jax.attention.tags import Tags
 from sppo_jax.config import ModelConfig, config_from_dict
 from sppo_jax.dtypes import accumulator
 from sppo_jax.hardware import DEVICES, make_cluster
+from sppo_jax.mixers.delta import GatedDelta, Heads, Taps
+from sppo_jax.mixers.mixer import Operands, Place
 from sppo_jax.models import build_model
 from sppo_jax.models.leaves import is_cast
+from sppo_jax.pipeline import mixing
 from sppo_jax.pipeline.api import Step
 from sppo_jax.pipeline.block import Weights
 from sppo_jax.pipeline.stage import Stage
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.costs import Recompute, StageShape, cost_model
 from sppo_jax.predict.stash_bytes import token_bytes
+from sppo_jax.predict.states import state_work
 from sppo_jax.program.fold import unfold
 from sppo_jax.program.ring import AttentionShape, Ring
 from sppo_jax.program.stash import slot_bytes, stash_classes
@@ -143,6 +147,15 @@ def with_kinds(config):
     return replace(config, model=replace(config.model, **model))
 
 
+def with_states(config):
+    """Returns the config of a model of which two layers in three, or all, have the gated delta rule."""
+    groups, seq = config.mesh.pipe * config.schedule.interleave, config.mesh.seq
+    heads = {"value_heads": 2 * seq, "key_heads": 2, "key_size": 4, "value_size": 6, "taps": 3}
+    layers = f"{groups}x(2xdelta,full)" if config.model.qk_norm or config.stash.kv != "auto" else f"{2 * groups}xdelta"
+    model = dict(num_layers=(3 if "full" in layers else 2) * groups, layers=layers, kinds={"delta": {"delta": heads}})
+    return replace(config, model=replace(config.model, **model))
+
+
 def with_late_attention(plan):
     """Returns a plan that stashes the attention outputs of late chunks alone, if it has some and the rules allow it."""
     first = len(plan.chunk_lengths) // 2
@@ -179,6 +192,8 @@ def plans():
                     config = with_one_chunk_made_again(config)
                 if len(found) % 7 == 6:
                     config = with_kinds(config)
+                elif len(found) % 7 == 4:
+                    config = with_states(config)
                 plan = make_plan(config)
                 if len(found) % 4 == 3:
                     config = with_shapes(config, plan)
@@ -274,6 +289,8 @@ def test_stash_bytes_are_those_charged_class_by_class(plans):
     assert min(seen[True, True], seen[True, False], seen[False, True]) > 10
     assert sum(plan.stash.attention_from > 0 for _, plan, _ in plans) > 10
     assert sum(bool(name.host_kv) for _, _, step in plans for name in step.program.stash.classes) > 10
+    assert sum(bool(step.layers.states) for _, _, step in plans) > 10
+    assert any(not step.layers.kv for _, _, step in plans)
 
 
 @pytest.fixture
@@ -305,7 +322,7 @@ def test_ring_bytes_are_those_charged(plans, cheap_attention):
                     sent += kinds.count(name) / len(kinds) * of_layer
                 seen[kind, which, plan.kernel] += 1
         # A mean of two kinds is rounded; of one kind the bytes are whole.
-        assert charged == (sent if len(step.head_shapes) == 1 else pytest.approx(sent, rel=1e-12)), plan.describe()
+        assert charged == (sent if len(step.blocks) == 1 else pytest.approx(sent, rel=1e-12)), plan.describe()
     assert len(seen) == 8 and min(seen.values()) > 50
 
 
@@ -379,3 +396,47 @@ def test_exchanged_bytes_are_those_charged(cheap_attention, kernel, dtype, membe
         for kind in "FB":
             sent = exchanged_bytes(kind, members, recompute, jnp.dtype(dtype), kernel)
             assert costs.transfer_s(kind, 0, 4 * members) == pytest.approx(sent, rel=1e-12)
+
+
+def exchanged_states_bytes(kind: str, members: int, dtype) -> float:
+    """Returns the bytes that a device's four tokens send to and from the mixer of a layer with the gated delta rule."""
+    rng, tokens = np.random.default_rng(0), 4
+
+    def array(*shape):
+        return jnp.asarray(rng.normal(size=shape), dtype)
+
+    wide = accumulator(dtype)
+    heads = Heads(array(tokens, 2, 4), array(tokens, 2, 4), array(tokens, 8, 6), *(array(tokens, 8),) * 2)
+    heads = heads._replace(g=heads.g.astype(wide), b=heads.b.astype(wide))
+    operands, mixer = Operands(heads, Taps(array(2, 4, 3), array(2, 4, 3), array(8, 6, 3))), GatedDelta(reach=2)
+    size = tokens * members
+    place = Place(jnp.zeros(size, jnp.int32), jnp.zeros(2, jnp.int32), jnp.int32(size))
+
+    def run(operands):
+        state = mixing.empty_state(mixer, operands, members)
+        if kind == "F":
+            return mixing.forward(mixer, operands, state, place, members)
+        out, back = mixing.vjp(mixer, operands, state, place, members)
+        return back(out, state)
+
+    axes = [("ulysses", members), ("ring", 1)]
+    found = walk(jax.make_jaxpr(run, axis_env=axes)(operands).jaxpr)
+    sent = [nbytes([var.aval for var in item.eqn.invars]) for item in found if item.name == "all_to_all"]
+    assert len(sent) == {"F": 3, "B": 6}[kind] - (wide == dtype) * {"F": 1, "B": 2}[kind]
+    return sum(sent) * (members - 1) / members
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+@pytest.mark.parametrize("members", [2, 4])
+def test_bytes_of_states_exchanged_are_those_charged(dtype, members):
+    """Two key heads of four members are replicated; operands travel in a message for each dtype."""
+    delta = dict(value_heads=8, key_heads=2, key_size=4, value_size=6, taps=3)
+    model = ModelConfig(
+        vocab_size=40, hidden_size=128, num_layers=2, num_heads=8, mlp_size=8, mixer="delta", delta=delta
+    )
+    with jax.enable_x64(True):
+        dtype = jnp.dtype(dtype)
+        work = state_work(model, members)
+        for kind in "FB":
+            charged = 4 * work.sent_bytes(kind, members, dtype.itemsize, jnp.dtype(accumulator(dtype)).itemsize)
+            assert charged == pytest.approx(exchanged_states_bytes(kind, members, dtype), rel=1e-12)

@@ -47,6 +47,22 @@ CASES = {
         "sequence.ulysses=3 must divide mesh.seq, got mesh.seq=8; use one of [1, 2, 4, 8]",
     ),
     "_heads": (dict(kind="ulysses", seq=8, num_heads=12), "mesh.seq must divide model.num_heads=12 for ulysses"),
+    "_heads_of_states": (
+        dict(state_heads=12, seq=8),
+        "mesh.seq must divide the 12 heads of a layer with a state, got mesh.seq=8; use one of [1, 2, 3, 4, 6, 12]",
+    ),
+    "_groups_of_states": (
+        dict(state_heads=4, groups="flex"),
+        "a model with layers that have a state must have sequence.groups=static, got sequence.groups=flex; ",
+    ),
+    "_keys_of_states": (
+        dict(attends=False, kv="host"),
+        "a model without attention must have stash.kv=keep, because it has no keys and values, got stash.kv=host; use ",
+    ),
+    "_outputs_of_states": (
+        dict(attends=False, places=("keep", "host", "keep")),
+        "has no attention outputs for stash.attention=host, and must have stash.inputs=host, got stash.inputs=keep; ",
+    ),
     "_window": (
         dict(window=30, seq=8, ulysses=2),
         "model.sliding_window must be a multiple of the 4 devices on the ring, got 30; use 28 or 32, ",

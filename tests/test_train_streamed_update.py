@@ -1,5 +1,6 @@
 """A state whose matrices wait on the host trains as the dense model does, clipped and skipped steps included."""
 
+import sys
 from functools import lru_cache
 
 import jax
@@ -146,6 +147,16 @@ def test_twenty_steps_with_the_optimizer_on_the_host_are_those_of_the_dense_mode
     for got, wanted in zip(in_order(state), in_order(want), strict=True):
         assert max(relative_errors(got, wanted).values()) < 1e-9
     assert int(state.opt_state[1][0].count) == int(want.opt_state[1][0].count) == NUM_STEPS - 2
+
+
+@pytest.mark.slow
+def test_layers_with_a_state_train_too(x64, monkeypatch):
+    module = sys.modules[__name__]
+    monkeypatch.setattr(module, "MODEL", dict(num_layers=4, layers="2x(delta,full)"))
+    monkeypatch.setitem(MESHES, "seq", (1, 1, 2))
+    for cached in (dense, run_in_float64):
+        monkeypatch.setattr(module, cached.__name__, cached.__wrapped__)
+    test_twenty_steps_with_the_optimizer_on_the_host_are_those_of_the_dense_model(x64, "seq", monkeypatch)
 
 
 def test_a_run_goes_on_where_the_optimizer_moved_to_the_device_and_back(x64, monkeypatch, tmp_path):

@@ -39,6 +39,16 @@ def _check_order(documents: np.ndarray, positions: np.ndarray, contiguous: bool,
         )
 
 
+def _check_padding(documents_BS: np.ndarray) -> None:
+    rows = np.flatnonzero(((documents_BS[:, :-1] < 0) & (documents_BS[:, 1:] >= 0)).any(1))
+    _require(
+        not rows.size,
+        "padding must lie behind all documents for layers with a state",
+        f"padding before a document's token in sequence {rows[0] if rows.size else 0}",
+        "move padding to the end of the sequence",
+    )
+
+
 def _check_contiguous(documents: np.ndarray, row: int) -> None:
     begins = np.flatnonzero(np.diff(documents, prepend=-1) * (documents >= 0))
     numbers = documents[begins]
@@ -83,6 +93,7 @@ def validate_batch(
     contiguous: bool = False,
     consecutive: bool = False,
     natural: bool = True,
+    padded_behind: bool = False,
 ) -> None:
     """Checks shapes, ranges and the order of documents and positions, on which causal attention to a prefix depends.
 
@@ -95,6 +106,7 @@ def validate_batch(
         contiguous: whether to refuse padding within a document.
         consecutive: whether to refuse positions that are left out within a document.
         natural: whether documents must lie in natural order; with teams they have rules of their own.
+        padded_behind: whether to refuse padding before a document's token.
 
     Raises:
         ValueError: the batch breaks a rule; the message gives the rule, the value and the change to make.
@@ -111,5 +123,7 @@ def validate_batch(
         )
     low = int(host["positions"].min())
     _require(low >= 0, "'positions' must not be negative", f"{low}", "count from 0")
+    if padded_behind:
+        _check_padding(host["document_ids"])
     if natural:
         _check_order(host["document_ids"], host["positions"], contiguous, consecutive)

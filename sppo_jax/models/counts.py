@@ -246,7 +246,8 @@ def _delta_costs(model: ModelConfig) -> dict[str, Any]:
     return {
         "pair_flops": 0.0,
         "state_flops": delta_flops(delta.key_heads, delta.value_heads, delta.key_size, delta.value_size, delta.taps),
-        "attention_elements": values,
+        # The stash never holds the output, which a backward makes anyway.
+        "attention_elements": 0,
         "lse_elements": 0,
         # What the rule takes, and the output's gates; decays and shares of what is written, and their products.
         "rest_elements": 2 * keys + values + values,

@@ -51,6 +51,7 @@ from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.host_layers import HostLayers
 from sppo_jax.pipeline.host_stash import Stash
 from sppo_jax.pipeline.kinds import blocks_of, others_of
+from sppo_jax.pipeline.mixing import StateShape, state_shape
 from sppo_jax.pipeline.probe import check_block
 from sppo_jax.pipeline.run import Sequences
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
@@ -62,7 +63,7 @@ from sppo_jax.pipeline.structure import Structure, check_params
 from sppo_jax.pipeline.vocabulary_tables import VocabularyTables
 from sppo_jax.plan.plan import Plan
 from sppo_jax.program.counters import needs_tables
-from sppo_jax.program.program import Program, lower
+from sppo_jax.program.program import lower
 from sppo_jax.program.ring import AttentionShape, mixed_shape
 from sppo_jax.program.stash import StashClass
 from sppo_jax.rules import Facts, check, layers_per_virtual_stage
@@ -100,7 +101,7 @@ class Step:
         groups = self._kinds_of_groups()
         self.head_shapes, self.layers, self.shares = self._traced(groups)
         all_kinds = list(chain(*groups))
-        head_shape = mixed_shape([(self.head_shapes[kind], all_kinds.count(kind)) for kind in self.blocks])
+        head_shape = mixed_shape([(shape, all_kinds.count(kind)) for kind, shape in self.head_shapes.items()])
         patterns = [self.layers.patterns.index(kinds) for kinds in groups]
         self.program = lower(plan, head_shape, patterns, train=train)
         norm_graph, _ = nnx.split(model.final_norm)
@@ -120,15 +121,24 @@ class Step:
     def _traced(
         self, groups: tuple[tuple[str | None, ...], ...]
     ) -> tuple[dict[str | None, AttentionShape], Layers, SharesLayout | None]:
-        """Traces a layer of each kind to find its heads and its shares.
+        """Traces a layer of each kind to find its heads, its state and its shares.
 
         Raises:
             ValueError: `seq` cannot divide the heads, or kinds return different shares.
         """
         plan, dtype, heads, shares = self.plan, jnp.dtype(self.model.dtype), {}, {}
-        windows = {kind: block.mixer.within(plan.sequence_length) for kind, block in self.blocks.items()}
+        windows: dict[str | None, int] = {}
+        states: dict[str | None, StateShape] = {}
         for kind, block in self.blocks.items():
-            q, k, like = self._traced_layer(kind, block)
+            projected, state, like = self._traced_layer(kind, block)
+            if jax.tree.leaves(like):
+                shares[kind] = like, block.penalty
+            if state is not None:
+                self._check_state(state)
+                states[kind] = state
+                continue
+            q, k, *_ = projected
+            windows[kind] = block.mixer.within(plan.sequence_length)
             self._check_split(kind, q.shape[1], windows[kind])
             heads[kind] = AttentionShape(
                 num_heads=q.shape[1] // plan.ulysses,
@@ -137,17 +147,15 @@ class Step:
                 itemsize=dtype.itemsize,
                 window=windows[kind] // plan.ring if plan.kernel == "cudnn" else 0,
             )
-            if jax.tree.leaves(like):
-                shares[kind] = like, block.penalty
         caches: dict[tuple[int, int], list[str | None]] = {}
         for kind, shape in heads.items():
             caches.setdefault((shape.num_kv_heads, shape.head_dim), []).append(kind)
         kv = tuple(map(tuple, caches.values()))
-        layers = Layers(self.blocks, self.stacks, groups[0], groups, kv, tuple(shares), windows)
+        layers = Layers(self.blocks, self.stacks, groups[0], groups, kv, tuple(shares), windows, _alike(states), states)
         return heads, layers, self._shares_layout(shares)
 
     def _traced_layer(self, kind: str | None, block: Block):
-        """Returns the shapes of a token's queries, keys and shares in a layer of a kind."""
+        """Returns the shapes of what a token gives to the mixer in a layer of a kind, of its state, and of shares."""
         weights = Weights(
             *(
                 jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), of_stack(tree, self.stacks[kind]))
@@ -156,9 +164,13 @@ class Step:
         )
         hidden = self.params["embedding"].get_value().shape[1]
         x_TD = jax.ShapeDtypeStruct((1, hidden), jnp.dtype(self.model.dtype))
-        q, k, *_ = jax.eval_shape(block.before, weights, x_TD, jax.ShapeDtypeStruct((1,), jnp.int32))
-        chosen = jax.eval_shape(block.choose, weights, x_TD, q)
-        return q, k, jax.eval_shape(block.after, weights, x_TD, q, chosen)[1]
+        projected = jax.eval_shape(block.before, weights, x_TD, jax.ShapeDtypeStruct((1,), jnp.int32))
+        out, state = projected[0], None
+        if block.has_state:
+            state = state_shape(block.mixer, projected, self.plan.mesh.seq)
+            out = jax.ShapeDtypeStruct((1, *state.out_NV.shape), state.out_NV.dtype)
+        chosen = jax.eval_shape(block.choose, weights, x_TD, out)
+        return projected, state, jax.eval_shape(block.after, weights, x_TD, out, chosen)[1]
 
     def _shares_layout(self, shares: dict) -> SharesLayout | None:
         if not shares:
@@ -170,6 +182,20 @@ class Step:
                 f"{', '.join(map(str, shares))}; make their experts alike"
             )
         return SharesLayout(like, penalty, self.plan, jnp.dtype(self.model.dtype))
+
+    def _check_state(self, shape: StateShape) -> None:
+        """Checks that a plan can run layers with a state."""
+        plan, attends = self.plan, not all(block.has_state for block in self.blocks.values())
+        check(
+            Facts(
+                state_heads=shape.out_NV.shape[0],
+                attends=attends,
+                seq=plan.mesh.seq,
+                groups=plan.groups,
+                kv=plan.stash.kv,
+                places=(plan.stash.inputs, plan.stash.attention, plan.stash.rest),
+            )
+        )
 
     def _check_split(self, kind: str | None, num_heads: int, window: int) -> None:
         """Checks that `seq` can divide the heads and the window of a layer, and that the model has this window too."""
@@ -237,6 +263,7 @@ class Step:
             contiguous=self.plan.kernel == "cudnn",
             consecutive=self.plan.kernel == "cudnn" and any(self.layers.windows.values()),
             natural=self.plan.groups == "static",
+            padded_behind=bool(self.layers.states),
         )
         if self.plan.groups == "flex":
             check_columns(whole, plan_shape(self.plan), dealing=self.plan.kernel == "cudnn")
@@ -374,7 +401,7 @@ class Step:
             modes=self._modes(sequences),
             keeps_order=keeps_order(self.platform),
         )
-        cache_shapes = self._cache_shapes(program)
+        cache_shapes = self._cache_shapes(executor.member_tokens)
         if not self.train:
             scored = executor.run(evaluation_state(executor, cache_shapes))
             return tuple(x[:, : striped[0].shape[1], None] for x in (scored.losses_MS, scored.hits_MS))
@@ -461,9 +488,7 @@ class Step:
         ]
         return teams.find_modes(sequences.documents, *of_member, self.mesh.axis_names)
 
-    def _cache_shapes(self, program: Program) -> list[tuple[int, ...]]:
-        plan = self.plan
-        tokens = plan.sequence_length // plan.ring + program.max_tokens * plan.ulysses
+    def _cache_shapes(self, tokens: int) -> list[tuple[int, ...]]:
         of_caches = [(self.head_shapes[kinds[0]], self.layers.count(kinds)) for kinds in self.layers.kv]
         return [(count, shape.num_kv_heads, tokens, shape.head_dim) for shape, count in of_caches]
 
@@ -473,6 +498,18 @@ class Step:
     def _sequences(self, striped: list[jax.Array]) -> Sequences:
         """Pads every array by one longest chunk behind the sequence."""
         return Sequences(*(jnp.pad(x[..., 0], ((0, 0), (0, self.program.max_tokens))) for x in striped))
+
+
+def _alike(states: dict[str | None, StateShape]) -> tuple[tuple[str | None, ...], ...]:
+    """Returns the kinds whose layers have a state, those of one shape of state together."""
+    found: list[list[str | None]] = []
+    for kind, shape in states.items():
+        same = next((kinds for kinds in found if states[kinds[0]].state == shape.state), None)
+        if same is None:
+            found.append([kind])
+        else:
+            same.append(kind)
+    return tuple(map(tuple, found))
 
 
 def _cast(weights: layout.Physical, dtype) -> layout.Physical:

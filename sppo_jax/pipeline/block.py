@@ -9,7 +9,8 @@ from typing import NamedTuple
 import jax
 from flax import nnx
 
-from sppo_jax.attention.mixer import mixer_of
+from sppo_jax.attention.mixer import Attention, mixer_of
+from sppo_jax.mixers.mixer import Operands
 
 
 class Weights(NamedTuple):
@@ -45,12 +46,18 @@ class Block:
         self.mixer = mixer_of(layers)
         self.chooses = callable(getattr(layers, "choose", None))
 
+    @property
+    def has_state(self) -> bool:
+        """Whether the layer has a mixer with a state in place of attention."""
+        return not isinstance(self.mixer, Attention)
+
     def _merge(self, weights: Weights):
         return nnx.merge(self.graphdef, weights.params, weights.others)
 
-    def before(self, weights: Weights, x_TD: jax.Array, positions_T: jax.Array) -> Projected:
-        """Returns what attention gets."""
-        return Projected(*self._merge(weights).before_attention(x_TD, positions_T))
+    def before(self, weights: Weights, x_TD: jax.Array, positions_T: jax.Array) -> Projected | Operands:
+        """Returns what attention gets, or a mixer with a state."""
+        projected = self._merge(weights).before_attention(x_TD, positions_T)
+        return projected if self.has_state else Projected(*projected)
 
     def choose(self, weights: Weights, x_TD: jax.Array, out_TNH: jax.Array) -> jax.Array | None:
         """Returns integers chosen_Tk, which the backward needs; None for a layer that chooses nothing."""
@@ -63,7 +70,7 @@ class Block:
         return result if isinstance(result, tuple) else (result, ())
 
     def vjp_before(self, weights: Weights, x_TD, positions_T):
-        """Returns a `Projected` and the function from its cotangents to those of the parameters and x."""
+        """Returns what `before` returns, and the function from its cotangents to those of the parameters and x."""
         return jax.vjp(
             _keep_products(lambda p, x: self.before(weights._replace(params=p), x, positions_T)), weights.params, x_TD
         )

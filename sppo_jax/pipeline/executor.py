@@ -126,7 +126,7 @@ class Executor(Run):
         is_held = _is_under_way(coming) or sent is not None
         late = {name: one for name, one in coming.items() if name not in early}
         held = (late, sent) if is_held else None
-        memory = stages.Memory(state.prefixes.caches, state.shares_MvnW if self.train else None)
+        memory = stages.Memory(state.prefixes.caches, state.shares_MvnW if self.train else None, state.states)
         y_TD, memory, filled, held, early = stages.forward(
             self._held(state), unit, x_TD, memory, split, filling, held, early or None
         )
@@ -136,6 +136,7 @@ class Executor(Run):
             x_TD=register,
             tags=tags,
             prefixes=replace(state.prefixes, caches=memory.caches),
+            states=memory.states,
             waiting=state.waiting.let_in(self, tick, register),
         )
         late, sent = held or (coming, sent)
@@ -229,7 +230,7 @@ class Executor(Run):
             forward_chunks=units.chunks(self, tick, passes.forward, state.tags),
             again=tick.row["stash.attends_again"] if tick.spec.stash.attends else 0,
         )
-        stash, sums = state.stash.to_use(self, tick), stages.Sums(prefixes.grads, state.weights.sums)
+        stash, sums = state.stash.to_use(self, tick), stages.Sums(prefixes.grads, state.weights.sums, state.dstates)
         unit, held = units.unit(self, tick, passes.backward, state.tags), coming if _is_under_way(coming) else None
         if self.stage.shares is not None:
             row, sums_MvnW = tick.row, state.shares_MvnW
@@ -243,6 +244,7 @@ class Executor(Run):
         state = state._replace(
             prefixes=replace(prefixes, caches=caches, grads=sums.prefixes),
             weights=replace(state.weights, sums=sums.layers),
+            dstates=sums.dstates,
         )
         return self._pass_back(tick, self._arrive(tick, state, held or coming), dx_TD, me)
 

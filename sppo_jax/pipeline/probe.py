@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from sppo_jax.mixers.mixer import Operands
 from sppo_jax.pipeline.block import Block, Weights
+from sppo_jax.pipeline.probe_mixer import NUM_TOKENS, check_mixer
+from sppo_jax.pipeline.refusal import close, refuse, shape_text
 
 # Positions of the two tokens: far from each other, and not those that a method could number by itself.
 _POSITIONS = (5, 3)
-# How far a token by itself may be from the same token beside another, by rounding: a share of the largest value.
-_ROUNDING = {"bfloat16": 0.05, "float16": 0.01, "float32": 1e-3, "float64": 1e-9}
 
 
 def check_block(layers: nnx.Module, model: nnx.Module) -> None:
@@ -41,11 +42,16 @@ def check_block(layers: nnx.Module, model: nnx.Module) -> None:
         weights = Weights(_first_layer(nnx.state(layers, nnx.Param)), _first_layer(block.others))
         x_TD = _noise(0, (2, hidden_size), dtype)
         positions_T = jnp.asarray(_POSITIONS, jnp.int32)
-        _check_shapes(block, weights, x_TD, positions_T, name)
-        _check_state(block, weights, x_TD, positions_T, name)
-        q_TNH = jax.eval_shape(block.before, weights, x_TD, positions_T)[0]
-        out_TNH = _noise(1, q_TNH.shape, dtype)
-        before, after = jax.jit(block.before), jax.jit(partial(_after, block))
+        if block.has_state:
+            of_mixer = _noise(3, (NUM_TOKENS, hidden_size), dtype), jnp.arange(NUM_TOKENS, dtype=jnp.int32)
+            out = check_mixer(block, weights, *of_mixer, name)
+            like = jax.ShapeDtypeStruct((2, *out.shape[1:]), out.dtype)
+        else:
+            like = _check_attention(block, weights, x_TD, positions_T, name)
+        _check_after(block, weights, x_TD, like, name)
+        _check_state(block, weights, x_TD, positions_T, like, name)
+        out_TNH = _noise(1, like.shape, like.dtype)
+        before, after = jax.jit(partial(_before, block)), jax.jit(partial(_after, block))
         _check_tokens(f"{name}.before_attention", partial(before, weights), x_TD, positions_T, dtype)
         _check_tokens(f"{name}.after_attention", partial(after, weights), x_TD, out_TNH, dtype)
 
@@ -60,43 +66,60 @@ def _first_layer(state: nnx.State) -> nnx.State:
             return jnp.zeros(leaf.shape[1:], leaf.dtype)
         # Matrices whose products stay near 1.
         fan_in = leaf.shape[1] if len(leaf.shape) > 2 else 1
-        return _noise(2, leaf.shape[1:], leaf.dtype) / jnp.sqrt(jnp.asarray(fan_in, leaf.dtype))
+        return _noise(2, leaf.shape[1:], leaf.dtype, fan_in**-0.5)
 
     return jax.tree.map(take, state)
 
 
-def _noise(seed: int, shape: tuple[int, ...], dtype) -> jax.Array:
-    return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
+def _noise(seed: int, shape: tuple[int, ...], dtype, scale: float = 1.0) -> jax.Array:
+    # Of numpy: jax would compile a generator for each shape.
+    return jnp.asarray(scale * np.random.default_rng(seed).normal(size=shape), dtype)
 
 
-def _check_shapes(block: Block, weights: Weights, x_TD, positions_T, name: str) -> None:
-    """Checks widths and dtypes of what the methods return."""
+def _check_attention(block: Block, weights: Weights, x_TD, positions_T, name: str) -> jax.ShapeDtypeStruct:
+    """Checks widths and dtypes of what attention gets; returns the shape of what it gives."""
     q, k, v, sinks = jax.eval_shape(block.before, weights, x_TD, positions_T)
     size, dtype = x_TD.shape, x_TD.dtype
     for what, got in (("q", q), ("k", k), ("v", v)):
         if len(got.shape) != 3 or got.shape[0] != size[0] or got.shape[2] != q.shape[-1]:
-            _refuse(
-                f"{name}.before_attention must return {what} as [tokens, heads, size]", _text(got), f"reshape {what}"
+            refuse(
+                f"{name}.before_attention must return {what} as [tokens, heads, size]",
+                shape_text(got),
+                f"reshape {what}",
             )
         if got.dtype != dtype:
-            _refuse(
-                f"{name}.before_attention must return {what} in the compute dtype {dtype}", _text(got), f"cast {what}"
+            refuse(
+                f"{name}.before_attention must return {what} in the compute dtype {dtype}",
+                shape_text(got),
+                f"cast {what}",
             )
     if k.shape != v.shape or q.shape[1] % k.shape[1]:
         heads = f"{q.shape[1]}, {k.shape[1]} and {v.shape[1]}"
         rule = f"{name}.before_attention must return as many heads for k as for v, and a multiple of this number for q"
-        _refuse(rule, f"heads of q, k and v: {heads}", "change the heads")
+        refuse(rule, f"heads of q, k and v: {heads}", "change the heads")
     if sinks is not None and sinks.shape != (q.shape[1],):
         rule = f"{name}.before_attention must return sinks as one score for each of the {q.shape[1]} heads of q"
-        _refuse(rule, _text(sinks), "return them as the fourth result, or return q, k and v alone")
-    y, shares = jax.eval_shape(partial(_after, block), weights, x_TD, q)
+        refuse(rule, shape_text(sinks), "return them as the fourth result, or return q, k and v alone")
+    return q
+
+
+def _check_after(block: Block, weights: Weights, x_TD, out_TNH, name: str) -> None:
+    """Checks widths and dtypes of what the last method returns."""
+    size, dtype = x_TD.shape, x_TD.dtype
+    y, shares = jax.eval_shape(partial(_after, block), weights, x_TD, out_TNH)
     if y.shape != size or y.dtype != dtype:
         rule = f"{name}.after_attention must return the next layer's input, {list(size)} in {dtype}"
-        _refuse(rule, _text(y), "project or cast the result")
+        refuse(rule, shape_text(y), "project or cast the result")
     for share in jax.tree.leaves(shares):
         if share.shape[:1] != size[:1] or not jnp.issubdtype(share.dtype, jnp.floating):
             rule = f"{name}.after_attention must return shares as floating-point arrays [tokens, ...]"
-            _refuse(rule, _text(share), "return a share for each token")
+            refuse(rule, shape_text(share), "return a share for each token")
+
+
+def _before(block: Block, weights: Weights, x_TD: jax.Array, positions_T: jax.Array):
+    """Returns what `before_attention` returns of each token."""
+    projected = block.before(weights, x_TD, positions_T)
+    return projected.heads if isinstance(projected, Operands) else projected
 
 
 def _after(block: Block, weights: Weights, x_TD: jax.Array, out_TNH: jax.Array):
@@ -104,24 +127,24 @@ def _after(block: Block, weights: Weights, x_TD: jax.Array, out_TNH: jax.Array):
     return block.after(weights, x_TD, out_TNH, block.choose(weights, x_TD, out_TNH))
 
 
-def _check_state(block: Block, weights: Weights, x_TD, positions_T, name: str) -> None:
+def _check_state(block: Block, weights: Weights, x_TD, positions_T, out_TNH, name: str) -> None:
     """Checks that the methods change nothing in their module: neither counters of random keys nor statistics."""
     found: dict[str, bool] = {}
 
-    def run(weights, x_TD, positions_T):
+    def run(weights, x_TD, positions_T, out_TNH):
         layer = nnx.merge(block.graphdef, weights.params, weights.others, copy=True)
         before = jax.tree.leaves(nnx.state(layer))
-        q_TNH, *_ = layer.before_attention(x_TD, positions_T)
-        choices = (layer.choose(x_TD, q_TNH),) if block.chooses else ()
-        layer.after_attention(x_TD, q_TNH, *choices)
+        layer.before_attention(x_TD, positions_T)
+        choices = (layer.choose(x_TD, out_TNH),) if block.chooses else ()
+        layer.after_attention(x_TD, out_TNH, *choices)
         state = nnx.state(layer)
         after, variables = jax.tree.leaves(state), jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, nnx.Variable))
         found["same"] = len(after) == len(before) and all(new is old for new, old in zip(after, before, strict=True))
         found["random"] = any(isinstance(variable, nnx.RngState) for variable in variables)
 
-    jax.eval_shape(run, weights, x_TD, positions_T)
+    jax.eval_shape(run, weights, x_TD, positions_T, out_TNH)
     if not found["same"]:
-        _refuse(
+        refuse(
             f"{name} must do the same to a token every time, because the backward runs the methods again",
             "a layer that draws random numbers" if found["random"] else "a layer that changes its own state",
             "remove the random numbers (dropout: deterministic=True)" if found["random"] else "remove the state",
@@ -133,11 +156,11 @@ def _check_tokens(what: str, method: Callable[..., Any], x_TD, other_T, dtype) -
     together = _rows(method(x_TD, other_T), 0)
     alone = _rows(method(x_TD[:1], other_T[:1]), 0)
     beside_another = _rows(method(x_TD.at[1].multiply(-3), other_T.at[1].multiply(2)), 0)
-    close = all(_close(a, b, _ROUNDING[jnp.dtype(dtype).name]) for a, b in zip(together, alone, strict=True))
+    is_close = all(close(a, b, dtype) for a, b in zip(together, alone, strict=True))
     # The same sizes are computed in the same order: here nothing is rounded differently.
     same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(together, beside_another, strict=True))
-    if not (close and same):
-        _refuse(
+    if not (is_close and same):
+        refuse(
             f"{what} must treat every token by itself, because a device sees only some of the tokens",
             "a result for a token that depends on the tokens next to it",
             "mix tokens only in attention",
@@ -146,15 +169,3 @@ def _check_tokens(what: str, method: Callable[..., Any], x_TD, other_T, dtype) -
 
 def _rows(results: Any, row: int) -> list[np.ndarray]:
     return [np.asarray(x[row]).astype(np.float64) for x in jax.tree.leaves(results)]
-
-
-def _close(a: np.ndarray, b: np.ndarray, share: float) -> bool:
-    return bool(np.allclose(a, b, rtol=0, atol=share * np.max(np.abs(a), initial=0.0), equal_nan=True))
-
-
-def _text(got: jax.ShapeDtypeStruct) -> str:
-    return f"{list(got.shape)} in {got.dtype}"
-
-
-def _refuse(rule: str, got: str, change: str) -> NoReturn:
-    raise ValueError(f"{rule}, got {got}; {change}")

@@ -76,6 +76,11 @@ class Run:
     def seq(self) -> int:
         return self.plan.mesh.seq
 
+    @property
+    def member_tokens(self) -> int:
+        """Tokens of a sequence on one ring member, with space for the longest chunk behind them."""
+        return self.plan.sequence_length // self.plan.ring + self.program.max_tokens * self.plan.ulysses
+
     def layout(self, name: StashClass) -> stash.StashLayout:
         """Lays out the stash of one class."""
         x_TD = jax.ShapeDtypeStruct((name.tokens, self.vocabulary_tables.hidden_size), self.vocabulary_tables.dtype)

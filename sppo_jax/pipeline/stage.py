@@ -5,9 +5,9 @@ token, n layers of a group, W elements of a layer's shares.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,19 +18,24 @@ from sppo_jax.attention import teams
 from sppo_jax.attention.sequence import Attended, Cache, Chunk, Split
 from sppo_jax.attention.sinks import sinks_gradient, with_sinks
 from sppo_jax.dtypes import accumulator
+from sppo_jax.mixers.mixer import Operands
 from sppo_jax.models.stacks import of_stack
+from sppo_jax.pipeline import mixing
 from sppo_jax.pipeline.block import Block, Projected, Residuals, Weights
 from sppo_jax.pipeline.kinds import WHOLE, At, Number, run_layers, with_part
 from sppo_jax.pipeline.shares import SharesLayout
-from sppo_jax.pipeline.stash import KEYS_VALUES, StashLayout, chunk_entries
+from sppo_jax.pipeline.stash import KEYS_VALUES, STATE, StashLayout, chunk_entries
 from sppo_jax.pipeline.when import when
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.program.stash import StashClass
 
 
-def _rest_names(q_TNH, leaves) -> dict:
+def _rest_names(projected: Projected | Operands, leaves) -> dict:
     """Names the arrays that a backward needs in order not to recompute the token-local parts of a layer."""
-    return {"q": q_TNH, **{f"rest{i}": leaf for i, leaf in enumerate(leaves)}}
+    rest = {f"rest{i}": leaf for i, leaf in enumerate(leaves)}
+    if isinstance(projected, Operands):
+        return mixing.numbered("heads", projected.heads) | rest
+    return {"q": projected.q_TNH} | rest
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class Layers:
         kv: the kinds of each cache, whose keys and values have one shape.
         shares: the kinds whose layers return shares.
         windows: the tokens that a token attends to in layers of each kind; 0: all before it.
+        states: the kinds of each buffer of states, which have one shape.
+        state_shapes: of each kind whose layers have a state.
     """
 
     blocks: Mapping[str | None, Block]
@@ -54,6 +61,8 @@ class Layers:
     kv: tuple[tuple[str | None, ...], ...]
     shares: tuple[str | None, ...]
     windows: Mapping[str | None, int]
+    states: tuple[tuple[str | None, ...], ...] = ()
+    state_shapes: Mapping[str | None, mixing.StateShape] = field(default_factory=dict)
 
     @property
     def patterns(self) -> tuple[tuple[str | None, ...], ...]:
@@ -63,6 +72,10 @@ class Layers:
     def cache_of(self, kind: str | None) -> int:
         """Returns which cache has the keys and values of a kind."""
         return next(number for number, kinds in enumerate(self.kv) if kind in kinds)
+
+    def states_of(self, kind: str | None) -> int:
+        """Returns which buffer has the states of a kind."""
+        return next(number for number, kinds in enumerate(self.states) if kind in kinds)
 
     def in_stack(self, at: At) -> Number:
         """Returns a layer's number among those of the group whose parameters are in its stack."""
@@ -122,21 +135,27 @@ class Stage:
         block, stack = self.layers.blocks[kind], self.layers.stacks[kind]
         whole = Weights(*(of_stack(x, stack) for x in self.weights))
         weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), whole)
-        q, k, _, sinks = jax.eval_shape(block.before, weights, x_TD, positions_T)
-        chosen = jax.eval_shape(block.choose, weights, x_TD, q)
+        projected = jax.eval_shape(block.before, weights, x_TD, positions_T)
+        out = projected[0]
+        if block.has_state:
+            of_token = self.layers.state_shapes[kind].out_NV
+            out = jax.ShapeDtypeStruct((x_TD.shape[0], *of_token.shape), of_token.dtype)
+        chosen = jax.eval_shape(block.choose, weights, x_TD, out)
         before = after = None
         if self.places.rest != "recompute":
             before = Residuals.of(block.vjp_before, weights, x_TD, positions_T)
-            after = Residuals.of(block.vjp_after, weights, x_TD, q, chosen)
-        return LayerShapes(q, k, sinks, chosen, before, after)
+            after = Residuals.of(block.vjp_after, weights, x_TD, out, chosen)
+        return LayerShapes(projected, out, chosen, before, after)
 
     def layout(self, stash, num_slots: int, x_TD, positions_T, *, has_short_rows: bool = False) -> StashLayout:
         """Lays out the stash of one class."""
         shapes = {kind: self.shapes(kind, x_TD, positions_T) for kind in self.layers.blocks}
         if self.places.inputs == "recompute":
             of_group = {WHOLE.kind: {"x": x_TD} | self._choices(x_TD, shapes)}
-            return StashLayout(chunk_entries(stash, of_group, [(WHOLE.kind,)]), 1, num_slots)
-        named = {kind: {"x": x_TD} | self._stashed(of_kind, stash) for kind, of_kind in shapes.items()}
+            states = {kind: self.state_arrays(kind) for kind in shapes}
+            entries = chunk_entries(stash, of_group, [(WHOLE.kind,)])
+            return StashLayout(entries | chunk_entries(stash, states, self.layers.groups), 1, num_slots)
+        named = {kind: {"x": x_TD} | self._stashed(kind, of_kind, stash) for kind, of_kind in shapes.items()}
         again = {"rebuild": ("x",), "host": KEYS_VALUES}.get(self.places.kv, ())
         entries = chunk_entries(stash, named, self.layers.groups)
         return StashLayout(entries, self.num_layers, num_slots, again, has_short_rows)
@@ -150,27 +169,34 @@ class Stage:
         size = (x_TD.shape[0], self.layers.count(choosing), *chosen.shape[1:])
         return {"chosen": jax.ShapeDtypeStruct(size, chosen.dtype)}
 
-    def _stashed(self, shapes: "LayerShapes", stash) -> dict[str, jax.ShapeDtypeStruct]:
+    def state_arrays(self, kind: str | None) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the arrays of the state before a chunk in a layer of a kind."""
+        of_kind = self.layers.state_shapes.get(kind)
+        return {} if of_kind is None else mixing.numbered(STATE, of_kind.state)
+
+    def _stashed(self, kind: str | None, shapes: "LayerShapes", stash) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns what a layer stashes besides its input."""
-        named = {}
+        named, attends = self.state_arrays(kind), not self.layers.blocks[kind].has_state
         if shapes.chosen_Tk is not None:
             named["chosen"] = shapes.chosen_Tk
-        if not stash.recomputes:
-            named["out"] = shapes.q_TNH
-            named["lse"] = jax.ShapeDtypeStruct(shapes.q_TNH.shape[:2], accumulator(shapes.q_TNH.dtype))
+        if attends and not stash.recomputes:
+            named["out"] = shapes.out_TNH
+            named["lse"] = jax.ShapeDtypeStruct(shapes.out_TNH.shape[:2], accumulator(shapes.out_TNH.dtype))
         if self.places.rest != "recompute":
-            named.update(_rest_names(shapes.q_TNH, (*shapes.before.shapes, *shapes.after.shapes)))
-        if self.places.kv == "host":
-            named.update(dict.fromkeys(KEYS_VALUES, shapes.k_TKH))
+            named.update(_rest_names(shapes.projected, (*shapes.before.shapes, *shapes.after.shapes)))
+        if attends and self.places.kv == "host":
+            named.update(dict.fromkeys(KEYS_VALUES, shapes.projected.k_TKH))
         return named
 
 
 class LayerShapes(NamedTuple):
-    """Shapes of q, k, sinks and choices, and how a layer's vjp functions come apart (None where recomputed)."""
+    """Shapes of what a layer gives to its mixer, of what it gets, and of its choices.
 
-    q_TNH: jax.ShapeDtypeStruct
-    k_TKH: jax.ShapeDtypeStruct
-    sinks_N: jax.ShapeDtypeStruct | None
+    And how its vjp functions come apart (None where recomputed).
+    """
+
+    projected: Projected | Operands
+    out_TNH: jax.ShapeDtypeStruct
     chosen_Tk: jax.ShapeDtypeStruct | None
     before: Residuals | None
     after: Residuals | None
@@ -182,7 +208,7 @@ class Unit(NamedTuple):
     The chunk has masks for each window of the layers. The pattern of the group's layers is an int where it is known.
 
     Where layers return shares, training has also the unit's sequence, which of its tokens are real, and in a backward
-    the gradient of the shares' sums, if they have a penalty.
+    the gradient of the shares' sums, if they have a penalty. `mixed` is there where layers have a state.
     """
 
     group: jax.Array
@@ -195,19 +221,22 @@ class Unit(NamedTuple):
     sequence: jax.Array | None = None
     is_real_T: jax.Array | None = None
     gradient_nW: jax.Array | None = None
+    mixed: mixing.StateUnit | None = None
 
 
 class Memory(NamedTuple):
-    """What layers write to besides their outputs: keys and values, and in training the sums of shares, if any."""
+    """What layers write to besides their outputs: keys and values, states, and in training sums of shares, if any."""
 
     caches: tuple[Cache, ...]
     shares_MvnW: jax.Array | None = None
+    states: tuple = ()
 
 
 class Again(NamedTuple):
-    """What a layer chose when it ran first; None for a layer that chooses nothing."""
+    """What a layer chose when it ran first, and the state that it began with; None for a layer without."""
 
     chosen_Tk: jax.Array | None
+    state: Any = None
 
 
 def forward(stage: Stage, unit: Unit, x_TD, memory: Memory, split: Split, stash=None, held=None, early=None):
@@ -247,9 +276,13 @@ def forward(stage: Stage, unit: Unit, x_TD, memory: Memory, split: Split, stash=
         y, memory, values = _forward_layer(stage, x, unit, at, memory, split, early=early)
         if whole_layers:
             parts = layout.put(*parts, unit.stash_slot, at, values)
-        elif layout is not None and stage.layers.blocks[at.kind].chooses:
-            layer = at.among(stage.layers.choosing)
-            parts = layout.put_choices(*parts, unit.stash_slot, layer, values)
+        elif layout is not None:
+            if stage.layers.blocks[at.kind].chooses:
+                layer = at.among(stage.layers.choosing)
+                parts = layout.put_choices(*parts, unit.stash_slot, layer, values)
+            if stage.layers.blocks[at.kind].has_state:
+                state = {name: value for name, value in values.items() if name.startswith(STATE)}
+                parts = layout.put(*parts, unit.stash_slot, at, state)
         return y, memory, tuple(parts), values["early"]
 
     carry = x_TD, memory, tuple(parts), early
@@ -263,29 +296,26 @@ def _forward_layer(stage, x, unit, at, memory, split, *, early=None, again=None)
     Where `again` is given, the layer runs again: its keys and values are in the memory, and its shares have been added.
     """
     layers, block = stage.layers, stage.layers.blocks[at.kind]
-    weights, number, window = stage.layer_weights(unit, at), layers.cache_of(at.kind), layers.windows[at.kind]
-    cache, layer = memory.caches[number], at.among(layers.kv[number])
-    chunk, split = unit.chunks[window], split._replace(window=window)
+    weights = stage.layer_weights(unit, at)
     save_rest = stage.places.rest != "recompute"
     if save_rest:
         projected, vjp_before = block.vjp_before(weights, x, unit.positions_T)
     else:
         projected = block.before(weights, x, unit.positions_T)
-    q, k, v, _ = projected
-    if again is None:
-        cache = teams.write_prefix(cache, k, v, chunk, layer, split)
-    out, lse = _attend(projected, cache, chunk, layer, split)
+    mix = _mix_with_state if block.has_state else _mix_by_attention
+    out, memory, values = mix(stage, projected, unit, at, memory, split, again)
     if early is not None:
         out, early = lax.optimization_barrier((out, early))
     chosen = block.choose(weights, x, out) if again is None else again.chosen_Tk
-    values = {"x": x, "out": out, "lse": lse, "k": k, "v": v, "early": early, "chosen": chosen}
+    values |= {"x": x, "early": early, "chosen": chosen}
+    if not block.has_state:
+        values["out"] = out
     if save_rest:
         (y, shares), vjp_after = block.vjp_after(weights, x, out, chosen)
         shapes = stage.shapes(at.kind, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, unit.positions_T)))
-        values |= _rest_names(q, (*shapes.before.take(vjp_before), *shapes.after.take(vjp_after)))
+        values |= _rest_names(projected, (*shapes.before.take(vjp_before), *shapes.after.take(vjp_after)))
     else:
         y, shares = block.after(weights, x, out, chosen)
-    memory = memory._replace(caches=_with(memory.caches, number, cache))
     if unit.is_real_T is not None and again is None and at.kind in layers.shares:
         place = (unit.sequence, unit.group, at.among(layers.shares))
         memory = memory._replace(
@@ -294,8 +324,39 @@ def _forward_layer(stage, x, unit, at, memory, split, *, early=None, again=None)
     return y, memory, values
 
 
-def _with(caches: tuple[Cache, ...], number: int, cache: Cache) -> tuple[Cache, ...]:
-    return (*caches[:number], cache, *caches[number + 1 :])
+def _mix_by_attention(stage, projected, unit, at, memory, split, again) -> tuple[jax.Array, Memory, dict]:
+    """Returns the output of a layer's attention, the memory, and what may be stashed of it besides the output."""
+    layers = stage.layers
+    number, window = layers.cache_of(at.kind), layers.windows[at.kind]
+    cache, layer = memory.caches[number], at.among(layers.kv[number])
+    chunk, split = unit.chunks[window], split._replace(window=window)
+    _, k, v, _ = projected
+    if again is None:
+        cache = teams.write_prefix(cache, k, v, chunk, layer, split)
+    out, lse = _attend(projected, cache, chunk, layer, split)
+    memory = memory._replace(caches=_with(memory.caches, number, cache))
+    return out, memory, {"lse": lse, "k": k, "v": v}
+
+
+def _mix_with_state(stage, operands, unit, at, memory, split, again) -> tuple[jax.Array, Memory, dict]:
+    """Returns the output of a mixer with a state, the memory, and the state before the chunk, which is stashed."""
+    layers, mixer, members = stage.layers, stage.layers.blocks[at.kind].mixer, split.ulysses * split.ring
+    number, place = layers.states_of(at.kind), unit.mixed.places[mixer.reach]
+    if again is not None:
+        return (
+            mixing.forward(mixer, operands, again.state, place, members)[0],
+            memory,
+            mixing.numbered(STATE, again.state),
+        )
+    layer, buffer = at.among(layers.states[number]), memory.states[number]
+    before = unit.mixed.before(buffer, layer, mixing.empty_state(mixer, operands, members))
+    out, behind = mixing.forward(mixer, operands, before, place, members)
+    states = _with(memory.states, number, unit.mixed.leave(buffer, layer, behind))
+    return out, memory._replace(states=states), mixing.numbered(STATE, before)
+
+
+def _with(items: tuple, number: int, item) -> tuple:
+    return (*items[:number], item, *items[number + 1 :])
 
 
 def _attend(projected: Projected, cache: Cache, chunk: Chunk, layer, split: Split) -> tuple[jax.Array, jax.Array]:
@@ -324,10 +385,14 @@ def _at_its_group(stage: Stage, unit: Unit, run: Callable, carry, *held, name: s
 
 
 class Sums(NamedTuple):
-    """What a backward adds to: dK and dV of the prefix, and the layers' gradients [slots, layers, ...]."""
+    """What a backward adds to: dK and dV of the prefix, and the layers' gradients [slots, layers, ...].
+
+    `dstates` has the cotangents of states, which each backward replaces.
+    """
 
     prefixes: tuple[Cache, ...]
     layers: object
+    dstates: tuple = ()
 
 
 class Splits(NamedTuple):
@@ -370,7 +435,8 @@ def backward(stage: Stage, unit: Unit, dy_TD, caches: tuple[Cache, ...], sums: S
         return dx_TD, caches, sums, held
     writes = stage.places.kv == "recompute"
     if stage.stashes_input_alone(layout):
-        layout, kept, fetched = _rerun(stage, unit, layout.get(kept, fetched, unit.stash_slot, WHOLE), caches, splits)
+        read = partial(layout.get, kept, fetched, unit.stash_slot)
+        layout, kept, fetched = _rerun(stage, unit, read(WHOLE), read, caches, splits)
         unit = unit._replace(stash_slot=0)
 
     def body(carry, at):
@@ -410,6 +476,8 @@ def rebuild(stage: Stage, unit: Unit, caches: tuple[Cache, ...], split: Split, s
 
     def body(carry, at):
         (caches,) = carry
+        if stage.layers.blocks[at.kind].has_state:
+            return carry
         values, number = layout.get_again(kept, fetched, unit.stash_slot, at), stage.layers.cache_of(at.kind)
         if layout.again == KEYS_VALUES:
             k, v = values["k"], values["v"]
@@ -423,8 +491,11 @@ def rebuild(stage: Stage, unit: Unit, caches: tuple[Cache, ...], split: Split, s
     return run_layers(stage.layers.kinds, body, (caches,))[0][0]
 
 
-def _rerun(stage, unit, saved, caches, splits):
-    """Recomputes a chunk's stash from the stage's input; the chunk's keys and values are still in the cache."""
+def _rerun(stage, unit, saved, states, caches, splits):
+    """Recomputes a chunk's stash from the stage's input; the chunk's keys and values are still in the cache.
+
+    `states(at)` returns the stashed state before the chunk in a layer.
+    """
     x_TD, layers = saved["x"], stage.layers
     named = {kind: _made_again(stage, kind, x_TD, unit.positions_T) for kind in layers.blocks}
     layout = StashLayout(chunk_entries(StashClass(x_TD.shape[0]), named, [layers.kinds]), stage.num_layers, 0)
@@ -435,7 +506,10 @@ def _rerun(stage, unit, saved, caches, splits):
         chosen = None
         if layers.blocks[at.kind].chooses:
             chosen = lax.dynamic_index_in_dim(saved["chosen"], at.among(layers.choosing), 1, keepdims=False)
-        y, _, values = _forward_layer(stage, x, unit, at, Memory(caches), splits.forward, again=Again(chosen))
+        of_kind, state = layers.state_shapes.get(at.kind), None
+        if of_kind is not None:
+            state = mixing.unnumbered(STATE, states(at), of_kind.state)
+        y, _, values = _forward_layer(stage, x, unit, at, Memory(caches), splits.forward, again=Again(chosen, state))
         return y, layout.put(kept, None, 0, at, values)[0]
 
     (_, kept), _ = run_layers(layers.kinds, body, (x_TD, layout.kept_buffers()))
@@ -446,15 +520,18 @@ def _made_again(stage, kind, x_TD, positions_T) -> dict:
     """Returns the shapes of what a layer of a kind stashes when its group is computed again."""
     stash_x = jax.ShapeDtypeStruct(x_TD.shape, x_TD.dtype)
     shapes = stage.shapes(kind, stash_x, positions_T)
-    q_TNH = shapes.q_TNH
-    named = {"x": stash_x, "out": q_TNH, "lse": jax.ShapeDtypeStruct(q_TNH.shape[:2], accumulator(q_TNH.dtype))}
+    named = {"x": stash_x} | stage.state_arrays(kind)
+    if not stage.layers.blocks[kind].has_state:
+        out_TNH = shapes.out_TNH
+        named |= {"out": out_TNH, "lse": jax.ShapeDtypeStruct(out_TNH.shape[:2], accumulator(out_TNH.dtype))}
     return named if shapes.chosen_Tk is None else named | {"chosen": shapes.chosen_Tk}
 
 
 def _saved_vjps(stage, kind, weights, saved, unit):
     """Rebuilds q, the shape of k and the vjp of `before` from saved leaves; the vjp of `after` needs `out` first.
 
-    Keys and values themselves are computed only where the backward writes them again. Sinks are the layer's own.
+    Keys and values themselves are computed only where the backward writes them again. Sinks are the layer's own, as are
+    the constants of a mixer with a state.
     """
     x, block = saved["x"], stage.layers.blocks[kind]
     shapes = stage.shapes(kind, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, unit.positions_T)))
@@ -462,9 +539,14 @@ def _saved_vjps(stage, kind, weights, saved, unit):
     leaves = [saved[f"rest{i}"].reshape(leaf.shape) for i, leaf in enumerate(wanted)]
     cut = len(shapes.before.shapes)
     vjp_before = shapes.before.restore(leaves[:cut], weights, x, unit.positions_T)
-    projected = Projected(saved["q"], shapes.k_TKH, shapes.k_TKH)
-    if stage.places.kv == "recompute" or shapes.sinks_N is not None:
+    projected = shapes.projected
+    if block.has_state:
+        saved_heads = mixing.unnumbered("heads", saved, projected.heads)
+        projected = block.before(weights, x, unit.positions_T)._replace(heads=saved_heads)
+    elif stage.places.kv == "recompute" or projected.sinks_N is not None:
         projected = block.before(weights, x, unit.positions_T)._replace(q_TNH=saved["q"])
+    else:
+        projected = Projected(saved["q"], projected.k_TKH, projected.k_TKH)
     chosen = saved.get("chosen")
     return projected, vjp_before, lambda out: shapes.after.restore(leaves[cut:], weights, x, out, chosen)
 
@@ -478,8 +560,11 @@ def _made_vjps(stage, kind, weights, saved, unit):
 
 def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
     """One layer; returns the cotangent of its input, the accumulators, the caches, and what `forward` calls `early`."""
+    if stage.layers.blocks[at.kind].has_state:
+        dx, sums, early = _backward_state_layer(stage, unit, at, dy, saved, sums, splits.forward)
+        return dx, sums, caches, early
     weights, of_group = stage.layer_weights(unit, at), stage.layers
-    number, chooses = of_group.cache_of(at.kind), of_group.blocks[at.kind].chooses
+    number = of_group.cache_of(at.kind)
     cache, layer = caches[number], at.among(of_group.kv[number])
     window = of_group.windows[at.kind]
     chunk, forward_chunk = unit.chunks[window], splits.forward_chunks[window]
@@ -500,18 +585,8 @@ def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
             out, lse = when(splits.again, attend, (saved["out"], saved["lse"]))
     else:
         out, lse = attend(None)
-    dshares = ()
-    if at.kind in of_group.shares:
-        dshares = stage.shares.cotangents(unit.gradient_nW, at.among(of_group.shares), unit.is_real_T)
-    dparams_after, dx_after, dout = vjp_after(out)((dy, dshares))
-    stack = of_group.stacks[at.kind]
-    layers, place = of_stack(sums.layers, stack), (unit.sum_slot, of_group.in_stack(at))
-    if chooses:
-        # The gradients of all experts are as large as a tick's work: they are gone before attention's backward, and the
-        # sums are not sliced before they are there. The barrier takes an element of each: what passes one is written.
-        done = [leaf.ravel()[0] for leaf in jax.tree.leaves(dparams_after)]
-        _, layers = lax.optimization_barrier((done, layers))
-        dout, layers = lax.optimization_barrier((dout, _added(layers, place, dparams_after)))
+    after = _backward_after(stage, unit, at, dy, vjp_after, out, sums)
+    dout = after.dout
     attended = Attended(q, out, lse, dout)
     dq, dk, dv, prefix = teams.backward(attended, k, cache, sums.prefixes[number], chunk, layer, splits.backward)
     early = saved["early"]
@@ -522,9 +597,67 @@ def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
         # Collectives are ordered as if every gradient of `before` needed dq, that of sinks too.
         dsinks = sinks_gradient(sinks, out, lse, dout) + buffers.after(dq).astype(sinks.dtype)
     dparams_before, dx_before = vjp_before(Projected(dq, dk, dv, dsinks))
-    layers = _added(layers, place, *[dparams_after] * (not chooses), dparams_before)
-    sums = Sums(_with(sums.prefixes, number, prefix), with_part(sums.layers, stack, layers))
-    return dx_after + dx_before, sums, _with(caches, number, cache), early
+    sums = after.added(sums, dparams_before)._replace(prefixes=_with(sums.prefixes, number, prefix))
+    return after.dx_TD + dx_before, sums, _with(caches, number, cache), early
+
+
+def _backward_state_layer(stage, unit, at, dy, saved, sums, split):
+    """One layer with a state; returns the cotangent of its input, the accumulators, and `early`."""
+    layers, block, weights = stage.layers, stage.layers.blocks[at.kind], stage.layer_weights(unit, at)
+    vjps = _made_vjps if stage.places.rest == "recompute" else _saved_vjps
+    operands, vjp_before, vjp_after = vjps(stage, at.kind, weights, saved, unit)
+    state, place = (
+        mixing.unnumbered(STATE, saved, layers.state_shapes[at.kind].state),
+        unit.mixed.places[block.mixer.reach],
+    )
+    out, back = mixing.vjp(block.mixer, operands, state, place, split.ulysses * split.ring)
+    after = _backward_after(stage, unit, at, dy, vjp_after, out, sums)
+    number = layers.states_of(at.kind)
+    layer, grads = at.among(layers.states[number]), sums.dstates[number]
+    (dheads, dconstants), dstate = back(after.dout, unit.mixed.cotangent(grads, layer))
+    early, (first, *others) = saved["early"], jax.tree.leaves(dheads)
+    if early is not None:
+        first, early = lax.optimization_barrier((first, early))
+    dheads = jax.tree.unflatten(jax.tree.structure(dheads), [first, *others])
+    # Collectives are ordered as if every gradient of `before` needed those of the heads.
+    dconstants = jax.tree.map(lambda x: x + buffers.after(first).astype(x.dtype), dconstants)
+    dparams_before, dx_before = vjp_before(Operands(dheads, dconstants))
+    dstates = _with(sums.dstates, number, unit.mixed.hand_on(grads, layer, dstate))
+    return after.dx_TD + dx_before, after.added(sums, dparams_before)._replace(dstates=dstates), early
+
+
+class _After(NamedTuple):
+    """What comes back through `after_attention`: the cotangents of x and out; of parameters those not yet added."""
+
+    dx_TD: jax.Array
+    dout: jax.Array
+    dparams: tuple
+    layers: object
+    place: tuple
+    stack: str | None
+
+    def added(self, sums: Sums, dparams_before) -> Sums:
+        """Returns the accumulators with the gradients of all parameters of the layer."""
+        layers = _added(self.layers, self.place, *self.dparams, dparams_before)
+        return sums._replace(layers=with_part(sums.layers, self.stack, layers))
+
+
+def _backward_after(stage, unit, at, dy, vjp_after, out, sums) -> _After:
+    """Goes back through what comes behind a layer's mixer."""
+    of_group, dshares = stage.layers, ()
+    if at.kind in of_group.shares:
+        dshares = stage.shares.cotangents(unit.gradient_nW, at.among(of_group.shares), unit.is_real_T)
+    dparams, dx, dout = vjp_after(out)((dy, dshares))
+    stack = of_group.stacks[at.kind]
+    layers, place = of_stack(sums.layers, stack), (unit.sum_slot, of_group.in_stack(at))
+    if not of_group.blocks[at.kind].chooses:
+        return _After(dx, dout, (dparams,), layers, place, stack)
+    # The gradients of all experts are as large as a tick's work: they are gone before the mixer's backward, and the
+    # sums are not sliced before they are there. The barrier takes an element of each: what passes one is written.
+    done = [leaf.ravel()[0] for leaf in jax.tree.leaves(dparams)]
+    _, layers = lax.optimization_barrier((done, layers))
+    dout, layers = lax.optimization_barrier((dout, _added(layers, place, dparams)))
+    return _After(dx, dout, (), layers, place, stack)
 
 
 def _added(sums, place, *parts):

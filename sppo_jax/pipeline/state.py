@@ -4,7 +4,7 @@ Letters: M sequences of this pipeline, S tokens, R seq members, T tokens of a ti
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,8 @@ class EvaluationState(NamedTuple):
         weights, prefixes, waiting: the mechanisms' parts.
         losses_MS: each token's loss.
         hits_MS: whether each token's target is the most likely token.
+        states: states behind the last chunks of the sequences in flight, of each shape a tree of arrays
+            [slots, layers, ...].
     """
 
     x_TD: jax.Array
@@ -42,6 +44,7 @@ class EvaluationState(NamedTuple):
     waiting: WaitingRoom
     losses_MS: jax.Array
     hits_MS: jax.Array
+    states: tuple[Any, ...]
 
     @property
     def dx_TD(self) -> None:
@@ -61,6 +64,8 @@ class TrainingState(NamedTuple):
         loss: sum of the losses of all tokens.
         shares_MvnW: sums of the shares that layers return; None where they return none.
         order: 0, known only once the last backward is done. Where a forward writes depends on it.
+        states: as in an evaluation.
+        dstates: their cotangents.
     """
 
     x_TD: jax.Array
@@ -75,6 +80,8 @@ class TrainingState(NamedTuple):
     loss: jax.Array
     order: jax.Array
     shares_MvnW: jax.Array | None
+    states: tuple[Any, ...]
+    dstates: tuple[Any, ...]
 
 
 State = EvaluationState | TrainingState
@@ -100,12 +107,13 @@ def evaluation_state(run: Run, cache_shapes: Sequence[tuple[int, ...]]) -> Evalu
     shape, register = run.sequences.tokens.shape, _register(run)
     return EvaluationState(
         x_TD=register,
-        tags=_tags(run, cache_shapes),
+        tags=_tags(run),
         weights=LayerWeights.begin(run, train=False),
         prefixes=Prefixes.begin(run, cache_shapes),
         waiting=WaitingRoom.begin(run, register),
         losses_MS=jnp.zeros(shape, accumulator(run.vocabulary_tables.dtype)),
         hits_MS=jnp.zeros(shape, bool),
+        states=_states(run, run.program.prefixes.num_slots),
     )
 
 
@@ -128,7 +136,7 @@ def training_state(
     norm = jax.tree.map(lambda x: jnp.zeros(x.shape, accumulator(x.dtype)), run.final_norm)
     return TrainingState(
         x_TD=register,
-        tags=_tags(run, cache_shapes),
+        tags=_tags(run),
         weights=LayerWeights.begin(run, train=True),
         stash=Stash.begin(run, host),
         prefixes=Prefixes.begin(run, cache_shapes, kv_grad_dtype),
@@ -140,7 +148,20 @@ def training_state(
         loss=jnp.zeros((), accumulator(tables.dtype)),
         order=jnp.zeros((), jnp.int32),
         shares_MvnW=run.stage.shares.zeros(_num_sharing(run)) if run.stage.shares else None,
+        states=_states(run, program.prefixes.num_slots),
+        dstates=_states(run, program.prefixes.num_grad_slots),
     )
+
+
+def _states(run: Run, num_slots: int) -> tuple[Any, ...]:
+    """Returns zeros for the states, or their cotangents, of each shape."""
+    layers = run.stage.layers
+
+    def zeros(kinds: Sequence[str | None]) -> Any:
+        lead = num_slots, layers.count(kinds)
+        return jax.tree.map(lambda x: jnp.zeros((*lead, *x.shape), x.dtype), layers.state_shapes[kinds[0]].state)
+
+    return tuple(map(zeros, layers.states))
 
 
 def _num_sharing(run: Run) -> int:
@@ -152,6 +173,6 @@ def _register(run: Run) -> jax.Array:
     return jnp.zeros((run.program.max_tokens, run.vocabulary_tables.hidden_size), run.vocabulary_tables.dtype)
 
 
-def _tags(run: Run, cache_shapes: Sequence[tuple[int, ...]]) -> Tags:
-    shape = (run.program.num_sequence_slots, run.plan.ring, cache_shapes[0][-2])
+def _tags(run: Run) -> Tags:
+    shape = (run.program.num_sequence_slots, run.plan.ring, run.member_tokens)
     return Tags(*(jnp.zeros(shape, jnp.int32) for _ in range(2)))

@@ -10,7 +10,7 @@ from sppo_jax import buffers
 from sppo_jax.attention import sequence, teams
 from sppo_jax.attention.sequence import Chunk, Split
 from sppo_jax.attention.tags import Tags
-from sppo_jax.pipeline import vocabulary
+from sppo_jax.pipeline import mixing, vocabulary
 from sppo_jax.pipeline.mechanisms.mechanism import Tick
 from sppo_jax.pipeline.run import Run
 from sppo_jax.pipeline.stage import Unit
@@ -48,10 +48,26 @@ def unit(run: Run, tick: Tick, passes: str, tags: Tags) -> Unit:
     found = Unit(
         *slots, chunks(run, tick, passes, tags), positions_T, tick.row["stash.slot"][me], pattern=tick.row["pattern"]
     )
+    if run.stage.layers.states:
+        found = found._replace(mixed=_state_unit(run, tick, tags))
     if run.stage.shares is None or not run.train:
         return found
     is_real_T = real(run, tick, me) & (own(run, tick, run.sequences.documents, me) >= 0)
     return found._replace(sequence=tick.row["sequence"][me], is_real_T=is_real_T)
+
+
+def _state_unit(run: Run, tick: Tick, tags: Tags) -> mixing.StateUnit:
+    me, row = vocabulary.stage_index(run.num_stages), tick.row
+    documents_RS, start = tags.documents[row["sequence_slot"][me]], row["start"][me]
+    place = documents_RS, start, row["length"][me], tick.spec.tokens * run.plan.ulysses
+    reaches = sorted({run.stage.layers.blocks[kind].mixer.reach for kinds in run.stage.layers.states for kind in kinds})
+    return mixing.StateUnit(
+        {reach: mixing.chunk_place(*place, reach) for reach in reaches},
+        row["prefixes.slot"][me],
+        row["prefixes.grad_slot"][me],
+        start == 0,
+        row["active"][me] == 1,
+    )
 
 
 def chunks(run: Run, tick: Tick, passes: str, tags: Tags) -> dict[int, Chunk]:

@@ -42,9 +42,11 @@ from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
 from sppo_jax.hardware.measured_figures import block_pairs
 from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, chunk_pairs, head_flops, layer_costs, num_tables
+from sppo_jax.models.state_counts import state_counts
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.experts import ExpertWork, expert_work
 from sppo_jax.predict.stage_params import stage_params, table_params
+from sppo_jax.predict.states import StateWork, state_work
 from sppo_jax.program.ring import AttentionShape, Ring, mixed_shape
 from sppo_jax.schedule.table import TickShape, Unit, chunk_starts
 
@@ -168,6 +170,7 @@ class CostModel:
         host_params: a device's parameters in matrices of layers, and in tables, that wait on the host; else 0.
         experts: the work of a layer's experts; None without.
         with_experts: share of the layers that have experts.
+        states: the work of mixers with a state; None without.
     """
 
     layer: LayerCosts
@@ -188,6 +191,7 @@ class CostModel:
     host_params: tuple[int, int] = (0, 0)
     experts: ExpertWork | None = None
     with_experts: float = 1
+    states: StateWork | None = None
 
     def seconds(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
         """Returns the seconds of a unit: its compute, what it sends, and what any tick takes.
@@ -341,11 +345,15 @@ class CostModel:
         kv_flops = 2 * self.layer.input_elements * self.layer.kv_elements
         kv_s = self.recompute.rewrite_kv * self.recompute.kv * self.layers * kv_flops / linear_flops_s
         head_s = self.head_flops / (linear_flops_s * self.mesh.pipe)
-        return {
+        seconds = {
             "F": token_s,
             "B": token_s * (LINEAR_BACKWARD + self.recompute.linear) + experts_s + kv_s,
             "H": head_s,
         }
+        if self.states is not None:
+            for kind in seconds:
+                seconds[kind] += self.layers * self.states.token_s(kind, self.mesh.seq, linear_flops_s)
+        return seconds
 
     @property
     def _experts_again(self) -> float:
@@ -443,6 +451,11 @@ class CostModel:
             ends = share * hidden if has_ends else 0
             seconds["F", has_ends, again] = self.layers * forward / exchange_link + (hop + 2 * ends) / pipe_link
             seconds["B", has_ends, again] = self.layers * backward / exchange_link + (hop + 3 * ends) / pipe_link
+            if self.states is not None:
+                link, sizes = self.cluster.link_bytes_s(self.mesh.seq), (self.compute_bytes, max(4, self.compute_bytes))
+                for kind in "FB":
+                    sent = self.layers * self.states.sent_bytes(kind, self.mesh.seq, *sizes)
+                    seconds[kind, has_ends, again] += sent / link
             seconds["H", has_ends, again] = share * (2 * hidden + self.layer.input_elements * _FLOAT32) / pipe_link
         return seconds
 
@@ -487,13 +500,15 @@ def cost_model(
     stage_layers = -(-model.num_layers // mesh.pipe)
     params = stage_params(model, stage_layers, mesh.pipe, mesh.data, mesh.seq)
     kinds = model.counts(model.num_layers)
+    attends = [(kind, count) for kind, count in kinds if state_counts(kind) is None]
+    without = model.num_layers - sum(count for _, count in attends)
     with_experts = [(kind, count) for kind, count in kinds if kind.experts.count]
     return CostModel(
         layer=layer_costs(model),
         layers=stage.layers,
         head_flops=3 * head_flops(model),
         params=params.whole,
-        attention=tuple(_attention(kind, count / model.num_layers, stage) for kind, count in kinds),
+        attention=tuple(_attention(kind, count / model.num_layers, stage) for kind, count in attends),
         mesh=mesh,
         ulysses=ulysses,
         ring=Ring(
@@ -502,7 +517,7 @@ def cost_model(
             length=stage.length,
             asked=stage.ring_pass,
             kernel=stage.kernel,
-            shape=mixed_shape([(_heads(kind, stage), count) for kind, count in kinds]),
+            shape=mixed_shape([(_heads(kind, stage), count) for kind, count in attends], without),
         ),
         compute_bytes=stage.compute_bytes,
         recompute=recompute,
@@ -514,6 +529,7 @@ def cost_model(
         host_params=(params.matrices, params.tables) if weights.on_host else (0, 0),
         experts=expert_work(with_experts[0][0], cluster.device.platform) if with_experts else None,
         with_experts=sum(count for _, count in with_experts) / model.num_layers,
+        states=state_work(model, mesh.seq),
     )
 
 

@@ -11,12 +11,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sppo_jax.models.counts import expert_arrays, layer_costs, num_tables
+from sppo_jax.models.state_counts import device_bytes, state_counts
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.predict.experts import expert_work
 from sppo_jax.predict.fitted import NUMBERS, Numbers
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.stage_params import largest_matrix, stage_params_of, table_params
 from sppo_jax.predict.stash_bytes import StashBytes
+from sppo_jax.predict.states import state_bytes_of_group
 from sppo_jax.predict.workspace import kv_heads_per_device, workspace_bytes
 from sppo_jax.schedule.turns import slot_counts
 
@@ -216,18 +218,22 @@ def _tables(shape: MemoryShape, held: Held) -> list[Holder]:
 
 
 def _prefixes(shape: MemoryShape, stash: StashPlan, held: Held) -> list[Holder]:
-    """Returns keys and values with their gradients, of all layers of the groups that have some."""
+    """Returns keys and values, and states, with their gradients, of all layers of the groups that have some."""
     lanes = _TPU_LANES if shape.platform == "tpu" else 1
     of_kinds = shape.model.counts(shape.layers)
     elements = (
         count * kv_heads_per_device(kind, shape.ulysses) * (-(-kind.head_dim // lanes) * lanes)
         for kind, count in of_kinds
+        if state_counts(kind) is None
     )
     of_group = held.prefix_tokens * 2 * sum(elements)
     kv = of_group * held.kv_prefixes * shape.compute_bytes
     sum_bytes = 2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes
     backward = BACKWARD | {"tables"} if held.heads_first else TICKS
     found = [Holder("kv", kv, TICKS), Holder("kv_grad", of_group * held.grad_prefixes * sum_bytes, backward)]
+    if states := state_bytes_of_group(shape):
+        num_states = held.kv_prefixes + held.grad_prefixes
+        found.append(Holder("work", num_states * states, TICKS))
     # XLA:TPU copies them once between forward and backward, which want other layouts.
     return [*found, Holder("work", kv, TICKS)] if shape.platform == "tpu" else found
 
@@ -291,6 +297,9 @@ def _work_of_kind(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Num
     # Under ulysses heads of keys and values are replicated until they divide evenly.
     heads = kv_heads_per_device(model, shape.ulysses) * shape.ulysses
     elements = layer.input_elements + layer.attention_elements + heads * model.head_dim
+    states = state_counts(model)
+    if states is not None:
+        elements = layer.input_elements + shape.seq * device_bytes((*states.takes, states.gives), shape.seq, 1, 1)
     # Of the MLP there are gate, up, their product, and a cotangent, until XLA computes the gradients of its matrices:
     # behind the backward of attention. What the rest of a stash brings is there already.
     gated = model.experts.count > 0 or model.mlp != "gelu"
@@ -303,8 +312,10 @@ def _work_of_kind(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Num
     late = 1 + (numbers.late_share * outside_loop if stash.waiting == "host" and shape.seq > 1 else 0)
     # Gradients of the MLP's matrices in float32, and one as it is computed.
     matrices = largest_matrix(model) * ((2 + gated) * shape.sum_bytes + size)
-    of_attention = ring_work(shape, tokens, held.prefix_tokens) + group_work(shape, tokens)
-    of_attention += workspace_bytes(shape, tokens, held.prefix_tokens)
+    of_attention = 0
+    if states is None:
+        of_attention = ring_work(shape, tokens, held.prefix_tokens) + group_work(shape, tokens)
+        of_attention += workspace_bytes(shape, tokens, held.prefix_tokens)
     of_tokens = int(late * tokens * numbers.token_arrays * elements * size)
     if model.experts.count:
         # Half of these arrays are cotangents, which come behind the experts' backward.

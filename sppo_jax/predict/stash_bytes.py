@@ -6,6 +6,7 @@ from sppo_jax.models.counts import layer_costs
 from sppo_jax.plan.check_stash import STASH_PLACES
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.predict.shape import MemoryShape
+from sppo_jax.predict.states import state_bytes_of_group
 from sppo_jax.program.stash import (
     StashClass,
     TokenBytes,
@@ -60,6 +61,7 @@ def token_bytes(shape: MemoryShape, stash: StashPlan) -> TokenBytes:
         kv=int(shape.layers * layer.kv_elements) * size if stash.kv == "host" else 0,
         kept_attention=int(shape.layers * attention) if stash.attention == "keep" else 0,
         shared_attention=int(shape.layers * attention) if stash.attention == "host" else 0,
+        states=state_bytes_of_group(shape),
     )
 
 

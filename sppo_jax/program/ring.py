@@ -63,11 +63,13 @@ class MixedShape:
         return self.kinds[0][0].sum_bytes
 
 
-def mixed_shape(shapes: Sequence[tuple[AttentionShape, int]]) -> AttentionShape | MixedShape:
-    """Returns the attention of layers of which so many have each shape."""
-    if len({shape for shape, _ in shapes}) == 1:
+def mixed_shape(shapes: Sequence[tuple[AttentionShape, int]], without: int = 0) -> AttentionShape | MixedShape:
+    """Returns the attention of layers of which so many have each shape, and some none; of these nothing travels."""
+    if not shapes:
+        return AttentionShape(num_heads=0, num_kv_heads=0, head_dim=0, itemsize=0)
+    if len({shape for shape, _ in shapes}) == 1 and not without:
         return shapes[0][0]
-    total = sum(count for _, count in shapes)
+    total = sum(count for _, count in shapes) + without
     return MixedShape(tuple((shape, count / total) for shape, count in shapes))
 
 

@@ -63,6 +63,7 @@ class TokenBytes:
         kv: of keys and values where their place is the host, where all tokens go or none.
         kept_attention: of attention outputs, which are a part of `kept`, or 0.
         shared_attention: of attention outputs, which are a part of `shared`, or 0.
+        states: of a stash and not of a token: states before a chunk, which stay on the device.
     """
 
     kept: int
@@ -71,6 +72,7 @@ class TokenBytes:
     kv: int = 0
     kept_attention: int = 0
     shared_attention: int = 0
+    states: int = 0
 
     @property
     def away(self) -> int:
@@ -181,7 +183,7 @@ def slot_bytes(of: StashClass, token: TokenBytes) -> tuple[int, int]:
     token = token.stashed(of.recomputes)
     away = max(of.host_inputs, of.host_attention) * token.shared + of.tokens * token.rest * of.host_rest
     away += of.host_kv * token.kv
-    return of.tokens * (token.kept + token.away) - away, away
+    return of.tokens * (token.kept + token.away) + token.states - away, away
 
 
 class StashSpec(NamedTuple):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from sppo_jax import rules
+from sppo_jax.models.state_counts import has_attention, state_heads
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.costs import CostModel, Recompute, StageShape, Weights, cost_model
 from sppo_jax.predict.shape import MemoryShape
@@ -183,12 +184,14 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         interleave = schedule.interleave
     chunks = table[0].chunk_lengths if table is not None else sequence.chunks
     weights = config.mesh.weights
-    by_groups = request.way.schedule == BREADTH_FIRST
+    by_groups, attends = request.way.schedule == BREADTH_FIRST, has_attention(config.model)
     return Facts(
         num_layers=config.model.num_layers,
         kinds=config.model.kind_names if config.model.layers else (),
         stacks=config.model.stack_names if config.model.layers else (),
         num_heads=config.model.shared_heads[0],
+        state_heads=state_heads(config.model),
+        attends=attends,
         data=mesh.data,
         pipe=mesh.pipe,
         seq=mesh.seq,
@@ -209,6 +212,8 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         table_stages=None if table is None else table[0].num_stages,
         weights=None if weights == "auto" else weights,
         optimizer=request.way.optimizer,
+        kv=None if attends or config.stash.kv == "auto" else config.stash.kv,
+        places=None if attends else (config.stash.inputs, config.stash.attention, config.stash.rest),
         balance_over=config.model.routed.penalty_over,
     )
 

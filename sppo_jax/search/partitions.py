@@ -6,6 +6,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from sppo_jax.models.counts import balance_weights
+from sppo_jax.models.state_counts import has_attention
 from sppo_jax.rules import MOST_SHAPES, UNCUT, Facts, check
 from sppo_jax.schedule.generators import BREADTH_FIRST, ONE_AT_A_TIME
 from sppo_jax.schedule.shapes import rounded_up, tick_shapes
@@ -81,7 +82,7 @@ class Partition:
         asked, again = self.layout.request.config.stash.kv, "rebuild" if self.num_chunks > 1 else "recompute"
         if asked != "auto":
             return (again if asked == "rebuild" else asked,)
-        if not self.is_breadth_first or places[0] == "recompute":
+        if not self.is_breadth_first or places[0] == "recompute" or not has_attention(self.layout.request.config.model):
             return ("keep",)
         return ("keep", "host", again) if self.num_chunks > 1 else ("keep", again)
 

@@ -374,6 +374,28 @@ def draw_gpt_oss(seed: int) -> Case:
     return replace(case, plan=plan, model=model, dtype="float64")
 
 
+def draw_period(seed: int) -> Case:
+    """Draws a program whose groups run again from their first layer's input; a third have layers as in gpt-oss.
+
+    Args:
+        seed: as in `draw_window`.
+    """
+    return with_period((draw_kinds, draw_unlike_groups, draw_gpt_oss)[seed // 2 % 3](seed), seed)
+
+
+def with_period(case: Case, seed: int) -> Case:
+    """Gives a program of several kinds of layers a stash of each group's first input alone."""
+    draws, plan = Draws(seed + 9000), dict(case.plan)
+    attention = draws.pick(("keep", "host", "recompute"))
+    plan["places"] = ("period", attention, "recompute")
+    plan["alpha"] = tuple(draws.pick((0.3, 0.7, 1.0, 0.0)) for _ in range(draws.number(1, 3)))
+    if plan.get("kv") == "rebuild":
+        plan["kv"] = "host"
+    if attention == "recompute":
+        plan.pop("attention_from", None)
+    return replace(case, plan=plan)
+
+
 def features(case: Case) -> frozenset[str]:
     """Names the features of a program; a share for the host counts only where the schedule lets it leave."""
     plan, model = case.make_plan(), case.model

@@ -126,6 +126,7 @@ class Step:
             ValueError: `seq` cannot divide the heads, or kinds return different shares.
         """
         plan, dtype, heads, shares = self.plan, jnp.dtype(self.model.dtype), {}, {}
+        is_period = plan.stash.inputs == "period"
         windows = {kind: block.mixer.within(plan.sequence_length) for kind, block in self.blocks.items()}
         for kind, block in self.blocks.items():
             q, k, like = self._traced_layer(kind, block)
@@ -135,15 +136,20 @@ class Step:
                 num_kv_heads=sequence.cache_heads(k.shape[1], plan.ulysses),
                 head_dim=q.shape[2],
                 itemsize=dtype.itemsize,
-                window=windows[kind] // plan.ring if plan.kernel == "cudnn" else 0,
+                window=windows[kind] // plan.ring if plan.kernel == "cudnn" or is_period else 0,
             )
             if jax.tree.leaves(like):
                 shares[kind] = like, block.penalty
-        caches: dict[tuple[int, int], list[str | None]] = {}
+        tails = {
+            kind: (shape.num_kv_heads, shape.window, shape.head_dim)
+            for kind, shape in heads.items()
+            if is_period and shape.window
+        }
+        caches: dict[tuple, list[str | None]] = {}
         for kind, shape in heads.items():
-            caches.setdefault((shape.num_kv_heads, shape.head_dim), []).append(kind)
+            caches.setdefault((shape.num_kv_heads, shape.head_dim, tails.get(kind)), []).append(kind)
         kv = tuple(map(tuple, caches.values()))
-        layers = Layers(self.blocks, self.stacks, groups[0], groups, kv, tuple(shares), windows)
+        layers = Layers(self.blocks, self.stacks, groups[0], groups, kv, tuple(shares), windows, tails)
         return heads, layers, self._shares_layout(shares)
 
     def _traced_layer(self, kind: str | None, block: Block):
@@ -463,9 +469,12 @@ class Step:
 
     def _cache_shapes(self, program: Program) -> list[tuple[int, ...]]:
         plan = self.plan
-        tokens = plan.sequence_length // plan.ring + program.max_tokens * plan.ulysses
-        of_caches = [(self.head_shapes[kinds[0]], self.layers.count(kinds)) for kinds in self.layers.kv]
-        return [(count, shape.num_kv_heads, tokens, shape.head_dim) for shape, count in of_caches]
+        of_chunk, length, found = program.max_tokens * plan.ulysses, plan.sequence_length // plan.ring, []
+        for kinds in self.layers.kv:
+            shape, tail = self.head_shapes[kinds[0]], self.layers.tails.get(kinds[0])
+            tokens = (tail[1] if tail else length) + of_chunk
+            found.append((self.layers.count(kinds), shape.num_kv_heads, tokens, shape.head_dim))
+        return found
 
     def _kv_grad_dtype(self, dtype):
         return accumulator(dtype) if self.plan.stash.kv_grad_dtype == "float32" else jnp.dtype(jnp.bfloat16)

@@ -5,7 +5,7 @@ token, n layers of a group, W elements of a layer's shares.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -19,10 +19,11 @@ from sppo_jax.attention.sequence import Attended, Cache, Chunk, Split
 from sppo_jax.attention.sinks import sinks_gradient, with_sinks
 from sppo_jax.dtypes import accumulator
 from sppo_jax.models.stacks import of_stack
+from sppo_jax.pipeline import period
 from sppo_jax.pipeline.block import Block, Projected, Residuals, Weights
 from sppo_jax.pipeline.kinds import WHOLE, At, Number, run_layers, with_part
 from sppo_jax.pipeline.shares import SharesLayout
-from sppo_jax.pipeline.stash import KEYS_VALUES, StashLayout, chunk_entries
+from sppo_jax.pipeline.stash import KEYS_VALUES, TAILS, StashLayout, chunk_entries
 from sppo_jax.pipeline.when import when
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.program.stash import StashClass
@@ -45,6 +46,7 @@ class Layers:
         kv: the kinds of each cache, whose keys and values have one shape.
         shares: the kinds whose layers return shares.
         windows: the tokens that a token attends to in layers of each kind; 0: all before it.
+        tails: the shape [K, W, H] of a tail, of kinds whose caches hold a tail and a chunk; see `pipeline.period`.
     """
 
     blocks: Mapping[str | None, Block]
@@ -54,6 +56,7 @@ class Layers:
     kv: tuple[tuple[str | None, ...], ...]
     shares: tuple[str | None, ...]
     windows: Mapping[str | None, int]
+    tails: Mapping[str | None, tuple[int, int, int]] = field(default_factory=dict)
 
     @property
     def patterns(self) -> tuple[tuple[str | None, ...], ...]:
@@ -75,8 +78,8 @@ class Layers:
         return tuple(kind for kind, block in self.blocks.items() if block.chooses)
 
     def count(self, kinds: Sequence[str | None]) -> int:
-        """Returns the layers of a group that are of some kinds."""
-        return sum(map(self.kinds.count, kinds))
+        """Returns the layers of a group that are of some kinds, the most of any group."""
+        return max(sum(map(group.count, kinds)) for group in self.groups)
 
 
 class Stage:
@@ -101,6 +104,16 @@ class Stage:
         """Returns whether a group has only its input in the stash; of a lone layer without a name that is all of it."""
         is_named = self.places.inputs == "recompute" and None not in self.layers.blocks
         return is_named or layout.num_layers != self.num_layers
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether a group of layers has its first layer's input and tails in the stash; see `pipeline.period`."""
+        return self.places.inputs == "period"
+
+    @property
+    def writes_late(self) -> bool:
+        """Whether each layer's backward writes the keys and values of a chunk again, which is the only one."""
+        return self.places.kv == "recompute" and not self.runs_again
 
     def holding(self, slots) -> "Stage":
         """Returns the same stage with these parameters in its slots."""
@@ -136,10 +149,23 @@ class Stage:
         if self.places.inputs == "recompute":
             of_group = {WHOLE.kind: {"x": x_TD} | self._choices(x_TD, shapes)}
             return StashLayout(chunk_entries(stash, of_group, [(WHOLE.kind,)]), 1, num_slots)
-        named = {kind: {"x": x_TD} | self._stashed(of_kind, stash) for kind, of_kind in shapes.items()}
         again = {"rebuild": ("x",), "host": KEYS_VALUES}.get(self.places.kv, ())
+        if self.runs_again:
+            of_layers = {kind: self._of_layer_again(kind, of_kind, stash) for kind, of_kind in shapes.items()}
+            groups = [(WHOLE.kind, *kinds) for kinds in self.layers.groups]
+            entries = chunk_entries(stash, {WHOLE.kind: {"x": x_TD}} | of_layers, groups)
+            return StashLayout(entries, self.num_layers, num_slots, again, has_short_rows)
+        named = {kind: {"x": x_TD} | self._stashed(of_kind, stash) for kind, of_kind in shapes.items()}
         entries = chunk_entries(stash, named, self.layers.groups)
         return StashLayout(entries, self.num_layers, num_slots, again, has_short_rows)
+
+    def _of_layer_again(self, kind: str | None, shapes: "LayerShapes", stash) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns what a layer stashes of a group that runs again: all but its input, or with a window its tail."""
+        named = self._stashed(shapes, stash)
+        if kind not in self.layers.tails:
+            return named
+        tail_KWH = jax.ShapeDtypeStruct(self.layers.tails[kind], shapes.k_TKH.dtype)
+        return {name: x for name, x in named.items() if name == "chosen"} | dict.fromkeys(TAILS, tail_KWH)
 
     def _choices(self, x_TD, shapes: Mapping[str | None, "LayerShapes"]) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the choices of all layers of a group, which lie beside its input."""
@@ -205,9 +231,19 @@ class Memory(NamedTuple):
 
 
 class Again(NamedTuple):
-    """What a layer chose when it ran first; None for a layer that chooses nothing."""
+    """What a layer that runs again has of its first run.
+
+    Args:
+        chosen_Tk: what it chose; None for a layer that chooses nothing.
+        saved: its stash, where a period runs again.
+        writes: whether its keys and values are written again.
+        attends: 1 where the attention outputs of its stash are not the chunk's.
+    """
 
     chosen_Tk: jax.Array | None
+    saved: dict[str, jax.Array] = {}
+    writes: bool = False
+    attends: jax.Array | int = 0
 
 
 def forward(stage: Stage, unit: Unit, x_TD, memory: Memory, split: Split, stash=None, held=None, early=None):
@@ -239,7 +275,7 @@ def forward(stage: Stage, unit: Unit, x_TD, memory: Memory, split: Split, stash=
         )
         return y_TD, memory, parts, held, early
     whole_layers = layout is not None and not stage.stashes_input_alone(layout)
-    if layout is not None and not whole_layers:
+    if layout is not None and (stage.runs_again or not whole_layers):
         parts = layout.put(*parts, unit.stash_slot, WHOLE, {"x": x_TD})
 
     def body(carry, at):
@@ -272,13 +308,20 @@ def _forward_layer(stage, x, unit, at, memory, split, *, early=None, again=None)
     else:
         projected = block.before(weights, x, unit.positions_T)
     q, k, v, _ = projected
-    if again is None:
+    tail, of_tail = layers.tails.get(at.kind), {}
+    if tail and again is None:
+        of_tail = period.tail_of(cache, chunk, layer, tail)
+    elif tail:
+        cache = period.with_tail(cache, chunk, layer, again.saved)
+    if again is None or again.writes:
         cache = teams.write_prefix(cache, k, v, chunk, layer, split)
-    out, lse = _attend(projected, cache, chunk, layer, split)
+    out, lse = _attend_unless_saved(again, lambda: _attend(projected, cache, chunk, layer, split))
+    if tail and again is None:
+        cache = period.moved_on(cache, chunk, layer, tail, out)
     if early is not None:
         out, early = lax.optimization_barrier((out, early))
     chosen = block.choose(weights, x, out) if again is None else again.chosen_Tk
-    values = {"x": x, "out": out, "lse": lse, "k": k, "v": v, "early": early, "chosen": chosen}
+    values = {"x": x, "out": out, "lse": lse, "k": k, "v": v, "early": early, "chosen": chosen, **of_tail}
     if save_rest:
         (y, shares), vjp_after = block.vjp_after(weights, x, out, chosen)
         shapes = stage.shapes(at.kind, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, unit.positions_T)))
@@ -302,6 +345,18 @@ def _attend(projected: Projected, cache: Cache, chunk: Chunk, layer, split: Spli
     """Returns the output and the LSE of a chunk's queries over their prefix and the layer's sinks."""
     out, lse = teams.forward(projected.q_TNH, projected.k_TKH, cache, chunk, layer, split)
     return (out, lse) if projected.sinks_N is None else with_sinks(out, lse, projected.sinks_N)
+
+
+def _attend_unless_saved(again: Again | None, attend: Callable) -> tuple[jax.Array, jax.Array]:
+    """Returns the output and the LSE of `attend()`, or those of the first run where the stash has the chunk's."""
+    if again is None or "out" not in again.saved:
+        return attend()
+    return _with_outputs_of(again.saved, again.attends, attend)
+
+
+def _with_outputs_of(saved, attends, attend: Callable) -> tuple[jax.Array, jax.Array]:
+    with jax.named_scope("attention_turn"):
+        return when(attends, lambda _: attend(), (saved["out"], saved["lse"]))
 
 
 def _at_its_group(stage: Stage, unit: Unit, run: Callable, carry, *held, name: str = "pattern"):
@@ -368,8 +423,11 @@ def backward(stage: Stage, unit: Unit, dy_TD, caches: tuple[Cache, ...], sums: S
 
         (dx_TD, caches, sums), (held,) = _at_its_group(stage, unit, run, (dy_TD, caches, sums), held)
         return dx_TD, caches, sums, held
-    writes = stage.places.kv == "recompute"
-    if stage.stashes_input_alone(layout):
+    writes = stage.writes_late
+    if stage.runs_again:
+        (layout, kept, fetched), caches = _rerun_period(stage, unit, stash, caches, splits)
+        unit, splits = unit._replace(stash_slot=0), splits._replace(again=0)
+    elif stage.stashes_input_alone(layout):
         layout, kept, fetched = _rerun(stage, unit, layout.get(kept, fetched, unit.stash_slot, WHOLE), caches, splits)
         unit = unit._replace(stash_slot=0)
 
@@ -410,6 +468,8 @@ def rebuild(stage: Stage, unit: Unit, caches: tuple[Cache, ...], split: Split, s
 
     def body(carry, at):
         (caches,) = carry
+        if at.kind in stage.layers.tails:
+            return (caches,)  # its period writes them
         values, number = layout.get_again(kept, fetched, unit.stash_slot, at), stage.layers.cache_of(at.kind)
         if layout.again == KEYS_VALUES:
             k, v = values["k"], values["v"]
@@ -442,6 +502,31 @@ def _rerun(stage, unit, saved, caches, splits):
     return layout, kept, None
 
 
+def _rerun_period(stage, unit, stash, caches, splits):
+    """Recomputes a chunk's stash from the period's input; writes tails, and keys and values that are not there.
+
+    Returns:
+        the stash, as `backward` takes it, and the caches.
+    """
+    of_period, *filled = stash
+    layers, slot = stage.layers, unit.stash_slot
+    x_TD = of_period.get(*filled, slot, WHOLE)["x"]
+    named = {kind: _made_again(stage, kind, x_TD, unit.positions_T) for kind in layers.blocks}
+    layout = StashLayout(chunk_entries(StashClass(x_TD.shape[0]), named, [layers.kinds]), stage.num_layers, 0)
+    unit = unit._replace(chunks=splits.forward_chunks)
+    is_only = stage.places.kv == "recompute"
+
+    def body(carry, at):
+        x, kept, caches = carry
+        saved = of_period.get(*filled, slot, at)
+        again = Again(saved.get("chosen"), saved, at.kind in layers.tails or is_only, splits.again)
+        y, memory, values = _forward_layer(stage, x, unit, at, Memory(caches), splits.forward, again=again)
+        return y, layout.put(kept, None, 0, at, values)[0], memory.caches
+
+    (_, kept, caches), _ = run_layers(layers.kinds, body, (x_TD, layout.kept_buffers(), caches))
+    return (layout, kept, None), caches
+
+
 def _made_again(stage, kind, x_TD, positions_T) -> dict:
     """Returns the shapes of what a layer of a kind stashes when its group is computed again."""
     stash_x = jax.ShapeDtypeStruct(x_TD.shape, x_TD.dtype)
@@ -463,7 +548,7 @@ def _saved_vjps(stage, kind, weights, saved, unit):
     cut = len(shapes.before.shapes)
     vjp_before = shapes.before.restore(leaves[:cut], weights, x, unit.positions_T)
     projected = Projected(saved["q"], shapes.k_TKH, shapes.k_TKH)
-    if stage.places.kv == "recompute" or shapes.sinks_N is not None:
+    if stage.writes_late or shapes.sinks_N is not None:
         projected = block.before(weights, x, unit.positions_T)._replace(q_TNH=saved["q"])
     chosen = saved.get("chosen")
     return projected, vjp_before, lambda out: shapes.after.restore(leaves[cut:], weights, x, out, chosen)
@@ -489,17 +574,16 @@ def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
     vjps = _saved_vjps if "q" in saved else _made_vjps
     projected, vjp_before, vjp_after = vjps(stage, at.kind, weights, saved, unit)
     q, k, v, sinks = projected
-    if stage.places.kv == "recompute":
+    if stage.writes_late:
         cache = teams.write_prefix(cache, k, v, forward_chunk, layer, splits.forward)
 
-    def attend(_):
+    def attend():
         return _attend(projected, cache, forward_chunk, layer, splits.forward)
 
     if "out" in saved:
-        with jax.named_scope("attention_turn"):
-            out, lse = when(splits.again, attend, (saved["out"], saved["lse"]))
+        out, lse = _with_outputs_of(saved, splits.again, attend)
     else:
-        out, lse = attend(None)
+        out, lse = attend()
     dshares = ()
     if at.kind in of_group.shares:
         dshares = stage.shares.cotangents(unit.gradient_nW, at.among(of_group.shares), unit.is_real_T)
@@ -512,8 +596,10 @@ def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
         done = [leaf.ravel()[0] for leaf in jax.tree.leaves(dparams_after)]
         _, layers = lax.optimization_barrier((done, layers))
         dout, layers = lax.optimization_barrier((dout, _added(layers, place, dparams_after)))
-    attended = Attended(q, out, lse, dout)
-    dq, dk, dv, prefix = teams.backward(attended, k, cache, sums.prefixes[number], chunk, layer, splits.backward)
+    attended, prefix = Attended(q, out, lse, dout), sums.prefixes[number]
+    if at.kind in of_group.tails:
+        prefix = period.handed_on(prefix, chunk, layer, of_group.tails[at.kind])
+    dq, dk, dv, prefix = teams.backward(attended, k, cache, prefix, chunk, layer, splits.backward)
     early = saved["early"]
     if early is not None:
         dq, early = lax.optimization_barrier((dq, early))

@@ -30,6 +30,7 @@ Pieces = tuple[jax.Array, ...]  # one array of each piece
 ELEMENT = jnp.uint16  # of packed arrays of any dtype
 KEYS_VALUES = ("k", "v")
 OUTS = ("out", "lse")
+TAILS = ("tail_k", "tail_v")
 
 
 class HostPlace(NamedTuple):
@@ -286,7 +287,7 @@ def chunk_entries(
     Args:
         stash: the class.
         shapes: for each kind arrays of one layer: `x`, `chosen`, `out`, `lse`, `k`, `v` with tokens first, and others,
-            which move whole or not at all. Under `WHOLE.kind` those of a group.
+            which move whole or not at all: tails where any inputs do. Under `WHOLE.kind` those of a group.
         groups: the kinds of the layers of each group, which takes its turn in the same buffers.
     """
     rows = dict.fromkeys(("x", "chosen"), stash.host_inputs) | dict.fromkeys(OUTS, stash.host_attention)
@@ -298,7 +299,8 @@ def chunk_entries(
     entries: dict[str, Entry] = {}
     for (name, shape, dtype), found in having.items():
         key = name if name not in entries else f"{name}.{found[0]}"
-        host_rows = rows.get(name, shape[0] if stash.host_rest else 0)
+        moves = stash.host_inputs > 0 if name in TAILS else stash.host_rest
+        host_rows = rows.get(name, shape[0] if moves else 0)
         num_layers = max(sum(kind in found for kind in kinds) for kinds in groups)
         entries[key] = Entry(name, shape, dtype, host_rows, tuple(found), num_layers)
     return entries

@@ -100,7 +100,7 @@ def evaluation_state(run: Run, cache_shapes: Sequence[tuple[int, ...]]) -> Evalu
     shape, register = run.sequences.tokens.shape, _register(run)
     return EvaluationState(
         x_TD=register,
-        tags=_tags(run, cache_shapes),
+        tags=_tags(run),
         weights=LayerWeights.begin(run, train=False),
         prefixes=Prefixes.begin(run, cache_shapes),
         waiting=WaitingRoom.begin(run, register),
@@ -128,7 +128,7 @@ def training_state(
     norm = jax.tree.map(lambda x: jnp.zeros(x.shape, accumulator(x.dtype)), run.final_norm)
     return TrainingState(
         x_TD=register,
-        tags=_tags(run, cache_shapes),
+        tags=_tags(run),
         weights=LayerWeights.begin(run, train=True),
         stash=Stash.begin(run, host),
         prefixes=Prefixes.begin(run, cache_shapes, kv_grad_dtype),
@@ -152,6 +152,8 @@ def _register(run: Run) -> jax.Array:
     return jnp.zeros((run.program.max_tokens, run.vocabulary_tables.hidden_size), run.vocabulary_tables.dtype)
 
 
-def _tags(run: Run, cache_shapes: Sequence[tuple[int, ...]]) -> Tags:
-    shape = (run.program.num_sequence_slots, run.plan.ring, cache_shapes[0][-2])
+def _tags(run: Run) -> Tags:
+    plan, program = run.plan, run.program
+    tokens = plan.sequence_length // plan.ring + program.max_tokens * plan.ulysses
+    shape = (program.num_sequence_slots, plan.ring, tokens)
     return Tags(*(jnp.zeros(shape, jnp.int32) for _ in range(2)))

@@ -6,9 +6,10 @@ from sppo_jax.schedule.table import Table
 from sppo_jax.schedule.waiting import waiting_room
 
 STASH_PLACES = ("keep", "host", "recompute")
+INPUT_PLACES = (*STASH_PLACES, "period")
 # What each setting may be, in the order in which they are checked.
 PLACES = {
-    "inputs": STASH_PLACES,
+    "inputs": INPUT_PLACES,
     "attention": STASH_PLACES,
     "rest": STASH_PLACES,
     "kv_grad_dtype": ("float32", "bfloat16"),

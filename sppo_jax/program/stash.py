@@ -106,7 +106,7 @@ def stash_classes(table: Table, stash: StashPlan, seq: int) -> tuple[StashClass,
         count = round(alpha[bundle] * tokens) if hides else 0
         return StashClass(
             tokens=tokens,
-            host_inputs=count if stash.inputs == "host" else 0,
+            host_inputs=count if stash.inputs in ("host", "period") else 0,
             host_attention=count if stash.attention == "host" and not recomputing[bundle] else 0,
             host_rest=hides and stash.rest == "host",
             recomputes=recomputing[bundle],

@@ -61,6 +61,7 @@ class Facts:
         places: the places of layer inputs, attention outputs and the rest.
         balance_over: whose tokens a loss that balances experts is of, "sequence" or "batch".
         forwards_first: whether every forward of a step comes before its first backward.
+        is_mixed: whether layers are of several kinds.
     """
 
     num_layers: int | None = None
@@ -93,6 +94,7 @@ class Facts:
     places: tuple[str, str, str] | None = None
     balance_over: str | None = None
     forwards_first: bool | None = None
+    is_mixed: bool | None = None
 
     @property
     def unit(self) -> str:
@@ -393,6 +395,21 @@ def _all_recomputed(facts: Facts) -> Broken | None:
     return Broken(must, got, "set stash.inputs=keep, or set all three to recompute")
 
 
+def _rest_of_period(facts: Facts) -> Broken | None:
+    if facts.places is None or facts.places[0] != "period" or facts.places[2] in ("auto", "recompute"):
+        return None
+    must = "stash.rest must be recompute where stash.inputs=period"
+    return Broken(must, facts.places[2], "change it, or use stash.inputs=host")
+
+
+def _kinds_of_period(facts: Facts) -> Broken | None:
+    """Where layers are alike, nothing of a group is cheap to compute again, or all of it is."""
+    if facts.places is None or facts.places[0] != "period" or facts.is_mixed in (None, True):
+        return None
+    must = "stash.inputs=period must have a model with layers of several kinds"
+    return Broken(must, "layers that are all alike", "use stash.inputs=host, keep or recompute")
+
+
 def _balance_over_batch(facts: Facts) -> Broken | None:
     """A backward takes the gradient of this loss at the sums over all forwards."""
     if facts.balance_over != "batch" or facts.sequences is None:
@@ -434,6 +451,8 @@ RULES = (
     _gathered_for_host,
     _one_wave_for_host,
     _all_recomputed,
+    _rest_of_period,
+    _kinds_of_period,
     _balance_over_batch,
 )
 

@@ -5,7 +5,7 @@ from combinations import draw_period
 from programs import compare
 
 DRAWN_IN_CI = (39,)
-DRAWN_SLOWLY = range(1, 40)
+DRAWN_SLOWLY = range(1, 60)
 
 
 @pytest.mark.parametrize("seed", DRAWN_IN_CI)

@@ -143,6 +143,18 @@ def with_kinds(config):
     return replace(config, model=replace(config.model, **model))
 
 
+def with_period(config):
+    """Returns the config of a model of two kinds, one with a window, whose groups run again from their first input."""
+    schedule, pipe = replace(config.schedule, name="breadth-first", interleave=2), config.mesh.pipe
+    local = {"sliding_window": config.mesh.seq, "head_dim": 2 * config.model.head_dim, "mlp_size": 40}
+    pattern = f"{2 * pipe}x(2xlocal,full)"
+    if pipe == 1:
+        local, pattern = {"sliding_window": config.mesh.seq, "rope": {"theta": 50.0}}, "3xlocal,2xfull,local"
+    stash = replace(config.stash, inputs="period", rest="recompute", kv="auto")
+    model = replace(config.model, num_layers=6 * pipe, layers=pattern, kinds={"local": local})
+    return replace(config, model=model, schedule=schedule, stash=stash)
+
+
 def with_late_attention(plan):
     """Returns a plan that stashes the attention outputs of late chunks alone, if it has some and the rules allow it."""
     first = len(plan.chunk_lengths) // 2
@@ -179,6 +191,8 @@ def plans():
                     config = with_one_chunk_made_again(config)
                 if len(found) % 7 == 6:
                     config = with_kinds(config)
+                if len(found) % 9 == 8:
+                    config = with_period(config)
                 plan = make_plan(config)
                 if len(found) % 4 == 3:
                     config = with_shapes(config, plan)
@@ -274,6 +288,9 @@ def test_stash_bytes_are_those_charged_class_by_class(plans):
     assert min(seen[True, True], seen[True, False], seen[False, True]) > 10
     assert sum(plan.stash.attention_from > 0 for _, plan, _ in plans) > 10
     assert sum(bool(name.host_kv) for _, _, step in plans for name in step.program.stash.classes) > 10
+    of_period = [plan.stash for _, plan, _ in plans if plan.stash.inputs == "period"]
+    assert len(of_period) > 15 and {stash.kv for stash in of_period} > {"keep", "host"}
+    assert {stash.attention for stash in of_period} == {"keep", "host", "recompute"}
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from sppo_jax.config.section import ConfigError, Section
 from sppo_jax.rules import Facts
 
 Place = Literal["auto", "keep", "host", "recompute"]
+InputPlace = Literal["auto", "keep", "host", "recompute", "period"]
 # Steps, seeds and positions are int32 on the devices.
 _INT32 = 2**31 - 1
 _MOST_SIMULATED = 1024
@@ -180,7 +181,8 @@ class StashConfig(Section):
 
     Args:
         inputs: place of the inputs of the layers: "keep" is device memory, "host" is host memory, "recompute"
-            recomputes them from the input of the virtual stage; "auto": chosen by the planner.
+            recomputes them from the input of the virtual stage, "period" does so with windows and on the host, where
+            layers are of several kinds; "auto": chosen by the planner.
         attention: place of the attention outputs: "keep" is device memory, "host" is host memory, "recompute"
             recomputes them in the backward pass; "auto": chosen by the planner, which may stash only those of the last
             chunks in breadth-first schedules.
@@ -202,7 +204,7 @@ class StashConfig(Section):
     """
 
     section: ClassVar[str] = "stash"
-    inputs: Place = "auto"
+    inputs: InputPlace = "auto"
     attention: Place = "auto"
     rest: Place = "auto"
     alpha: Literal["auto"] | float | tuple[float, ...] = "auto"

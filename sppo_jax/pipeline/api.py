@@ -127,6 +127,7 @@ class Step:
         """
         plan, dtype, heads, shares = self.plan, jnp.dtype(self.model.dtype), {}, {}
         is_period = plan.stash.inputs == "period"
+        check(Facts(places=(plan.stash.inputs, *["auto"] * 2), is_mixed=None not in self.blocks))
         windows = {kind: block.mixer.within(plan.sequence_length) for kind, block in self.blocks.items()}
         for kind, block in self.blocks.items():
             q, k, like = self._traced_layer(kind, block)
@@ -137,6 +138,7 @@ class Step:
                 head_dim=q.shape[2],
                 itemsize=dtype.itemsize,
                 window=windows[kind] // plan.ring if plan.kernel == "cudnn" or is_period else 0,
+                is_tail=is_period,
             )
             if jax.tree.leaves(like):
                 shares[kind] = like, block.penalty

@@ -59,6 +59,11 @@ def _check_kv(stash: StashPlan, num_chunks: int) -> None:
             f"stash.kv={asked} must have a stash of every layer, got stash.inputs=recompute; use stash.inputs=host or "
             "keep, or stash.kv=keep"
         )
+    if stash.inputs == "period" and kv == "rebuild":
+        raise ValueError(
+            "stash.kv=rebuild must have the inputs of every layer in the stash, got stash.inputs=period; use "
+            "stash.kv=host or keep, or stash.inputs=host"
+        )
     if kv == "host" and num_chunks == 1:
         raise ValueError("stash.kv=host must have at least 2 chunks, got 1; use stash.kv=rebuild, or stash.kv=keep")
     if (num_chunks == 1) != (kv == "recompute"):

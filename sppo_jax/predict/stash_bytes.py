@@ -5,6 +5,7 @@ from typing import NamedTuple
 from sppo_jax.models.counts import layer_costs
 from sppo_jax.plan.check_stash import STASH_PLACES
 from sppo_jax.plan.parts import StashPlan
+from sppo_jax.predict.period import CHOICE_BYTES, period_bytes
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.program.stash import (
     StashClass,
@@ -16,9 +17,6 @@ from sppo_jax.program.stash import (
     stash_classes,
 )
 from sppo_jax.schedule.table import Table
-
-# Of an int16, which says which expert.
-_CHOICE_BYTES = 2
 
 
 class StashBytes(NamedTuple):
@@ -41,8 +39,10 @@ class StashBytes(NamedTuple):
 
 def token_bytes(shape: MemoryShape, stash: StashPlan) -> TokenBytes:
     """Returns the bytes that a virtual stage stashes of a token."""
+    if stash.inputs == "period":
+        return period_bytes(shape, stash)
     layer, size = layer_costs(shape.model), shape.compute_bytes
-    inputs, choices = layer.input_elements * size, _CHOICE_BYTES * layer.choices
+    inputs, choices = layer.input_elements * size, CHOICE_BYTES * layer.choices
     attention = layer.attention_elements * size + shape.sum_bytes * layer.lse_elements
     of_place = dict.fromkeys(STASH_PLACES, 0)
     of_place[stash.inputs] += inputs

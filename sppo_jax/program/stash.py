@@ -15,6 +15,8 @@ from sppo_jax.schedule.slots import UnitKey, stash_slots
 from sppo_jax.schedule.table import Table, Unit
 
 FLAGS = ("stash.attends_again",)
+# Places with which ticks of early chunks may have the bodies of late ones, see `merged_classes`.
+MERGED = (("host", "host", "recompute"), ("period", "host", "recompute"))
 HOST_ROWS = ("stash.write_row", "stash.fetch_row", "stash.write_short", "stash.fetch_short")
 FIELDS = (
     "stash.slot",
@@ -63,6 +65,7 @@ class TokenBytes:
         kv: of keys and values where their place is the host, where all tokens go or none.
         kept_attention: of attention outputs, which are a part of `kept`, or 0.
         shared_attention: of attention outputs, which are a part of `shared`, or 0.
+        tails: of a stash and not of a token: the tails of layers with a window, which go where the inputs go.
     """
 
     kept: int
@@ -71,6 +74,7 @@ class TokenBytes:
     kv: int = 0
     kept_attention: int = 0
     shared_attention: int = 0
+    tails: int = 0
 
     @property
     def away(self) -> int:
@@ -137,7 +141,8 @@ def merged_classes(table: Table, stash: StashPlan, classes: Sequence[StashClass]
         stash: the places, with alpha.
         classes: of the bundles of diagonals, from `stash_classes`.
     """
-    if not table.passes_groups_in_turn or (stash.inputs, stash.attention, stash.rest) != ("host", "host", "recompute"):
+    places = stash.inputs, stash.attention, stash.rest
+    if not table.passes_groups_in_turn or places not in MERGED:
         return {}
     known, merged = set(classes_of(classes)), {}
     for one in known:
@@ -180,8 +185,8 @@ def slot_bytes(of: StashClass, token: TokenBytes) -> tuple[int, int]:
     """Returns the bytes of one stash of a class: on the device, and on the host."""
     token = token.stashed(of.recomputes)
     away = max(of.host_inputs, of.host_attention) * token.shared + of.tokens * token.rest * of.host_rest
-    away += of.host_kv * token.kv
-    return of.tokens * (token.kept + token.away) - away, away
+    away += of.host_kv * token.kv + token.tails * (of.host_inputs > 0)
+    return of.tokens * (token.kept + token.away) + token.tails - away, away
 
 
 class StashSpec(NamedTuple):

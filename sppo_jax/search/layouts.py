@@ -94,12 +94,13 @@ class Layout:
             ring_pass=ring_pass or request.config.sequence.ring_pass,
         )
         recompute = Recompute(
-            linear=2 if inputs == "recompute" else int(rest == "recompute"),
+            linear=2 if inputs in ("recompute", "period") else int(rest == "recompute"),
             attention=attention == "recompute" or before > 0,
             reach=math.inf if attention == "recompute" else before,
             rewrite_kv={"keep": 0.0, "recompute": 1.0}.get(kv, (self.interleave - 1) / self.interleave),
             # A backward that computes the linear parts again has keys and values anyway.
             kv=kv == "rebuild" or (kv == "recompute" and rest != "recompute"),
+            windows=inputs == "period",
         )
         again = 0.0, 0.0
         if self.weights != "resident":

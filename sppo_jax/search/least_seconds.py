@@ -106,7 +106,7 @@ def _sharing(layout: Layout) -> tuple:
 @lru_cache(maxsize=64)
 def recomputed(places: Places) -> tuple[bool, ...]:
     """Returns what of places the seconds of units depend on."""
-    return tuple(place == "recompute" for place in places)
+    return (*(place == "recompute" for place in places), places[0] == "period")
 
 
 class _Uncut(NamedTuple):

@@ -83,6 +83,9 @@ class Partition:
             return (again if asked == "rebuild" else asked,)
         if not self.is_breadth_first or places[0] == "recompute":
             return ("keep",)
+        if places[0] == "period":
+            # Its groups run again from their inputs, which gives no keys and values before those of earlier chunks.
+            return ("keep", "host" if self.num_chunks > 1 else again)
         return ("keep", "host", again) if self.num_chunks > 1 else ("keep", again)
 
     @cached_property
@@ -181,6 +184,7 @@ class Candidate(NamedTuple):
             partition.balance in ("flops", "cost"),
             "host" in self.places,
             "recompute" in self.places,
+            "period" in self.places,
         )
         return sum(mechanisms), partition.num_chunks
 

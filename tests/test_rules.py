@@ -85,6 +85,14 @@ CASES = {
         dict(places=("recompute", "keep", "auto")),
         "must be recompute where stash.inputs=recompute, got keep",
     ),
+    "_rest_of_period": (
+        dict(places=("period", "keep", "host")),
+        "stash.rest must be recompute where stash.inputs=period, got host; change it, or use stash.inputs=host",
+    ),
+    "_kinds_of_period": (
+        dict(places=("period", "auto", "auto"), is_mixed=False),
+        "stash.inputs=period must have a model with layers of several kinds, got layers that are all alike; use ",
+    ),
     "_balance_over_batch": (
         dict(balance_over="batch", sequences=4, wave=2),
         "all forwards of a step before its first backward, got 4 sequences of a pipeline in waves of 2",

@@ -53,16 +53,11 @@ def check_stash(stash: StashPlan, schedule: SchedulePlan, table: Table, *, flexi
 
 def _check_kv(stash: StashPlan, num_chunks: int) -> None:
     kv = stash.kv
-    if stash.inputs == "recompute":
+    if stash.inputs == "recompute" or (stash.inputs == "period" and kv == "rebuild"):
         asked = "rebuild" if kv == "recompute" else kv
         raise ValueError(
-            f"stash.kv={asked} must have a stash of every layer, got stash.inputs=recompute; use stash.inputs=host or "
-            "keep, or stash.kv=keep"
-        )
-    if stash.inputs == "period" and kv == "rebuild":
-        raise ValueError(
-            "stash.kv=rebuild must have the inputs of every layer in the stash, got stash.inputs=period; use "
-            "stash.kv=host or keep, or stash.inputs=host"
+            f"stash.kv={asked} must have a stash of every layer, got stash.inputs={stash.inputs}; use "
+            "stash.inputs=host or keep, or stash.kv=keep"
         )
     if kv == "host" and num_chunks == 1:
         raise ValueError("stash.kv=host must have at least 2 chunks, got 1; use stash.kv=rebuild, or stash.kv=keep")

@@ -7,7 +7,7 @@ facts is still open.
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 # Each shape of a tick costs segments to compile.
@@ -62,6 +62,7 @@ class Facts:
         balance_over: whose tokens a loss that balances experts is of, "sequence" or "batch".
         forwards_first: whether every forward of a step comes before its first backward.
         is_mixed: whether layers are of several kinds.
+        has_sums: whether layers have experts, whose loads are summed by layer.
     """
 
     num_layers: int | None = None
@@ -95,6 +96,7 @@ class Facts:
     balance_over: str | None = None
     forwards_first: bool | None = None
     is_mixed: bool | None = None
+    has_sums: bool = False
 
     @property
     def unit(self) -> str:
@@ -153,7 +155,7 @@ def _layers_of_stages(facts: Facts) -> Broken | None:
         return None
     layers, groups = facts.num_layers, facts.interleave or 1
     stages = facts.pipe * groups
-    if layers % stages == 0:
+    if layers % stages == 0 or _ends_in_period(facts):
         return None
     what = "mesh.pipe" if groups == 1 else f"mesh.pipe * schedule.interleave={groups}"
     got = f"mesh.pipe={facts.pipe}"
@@ -188,11 +190,24 @@ def _kinds_of_groups(facts: Facts) -> Broken | None:
     )
 
 
+def _ends_in_period(facts: Facts) -> bool:
+    """Returns whether the last group of one stage is the beginning of a period, and all others are the period.
+
+    Its stack is filled with layers of zeros, which nothing runs. Where layers add up sums, they would count.
+    """
+    parts, count = facts.interleave or 1, len(facts.kinds)
+    size = group_size(count, parts)
+    is_stack = facts.pipe == 1 and len(set(facts.stacks)) == 1 and not facts.has_sums
+    if not is_stack or not 1 < size < count or group_size(count, size) != parts:
+        return False
+    return all(kind == facts.kinds[number % size] for number, kind in enumerate(facts.kinds))
+
+
 def _is_even(facts: Facts, parts: int) -> bool:
     """Returns whether one program serves so many parts of the layers."""
     size, rest = divmod(len(facts.kinds), parts)
     if rest:
-        return False
+        return _ends_in_period(replace(facts, interleave=parts))
     if facts.pipe != 1:
         return facts.kinds[:size] * parts == facts.kinds
     names = facts.stacks or facts.kinds
@@ -464,15 +479,27 @@ def nearest_multiples(value: int, multiple: int) -> str:
 
 
 def layers_per_virtual_stage(
-    num_layers: int, pipe: int, interleave: int, kinds: tuple[str | None, ...] = (), stacks: tuple[str, ...] = ()
+    num_layers: int,
+    pipe: int,
+    interleave: int,
+    kinds: tuple[str | None, ...] = (),
+    stacks: tuple[str, ...] = (),
+    *,
+    has_sums: bool = False,
 ) -> int:
-    """Returns the layers of a virtual stage; `kinds` and `stacks` as in `Facts`.
+    """Returns the layers of a virtual stage, of which the last one may have fewer; `kinds` and more as in `Facts`.
 
     Raises:
         Broken: the layers, or their kinds, do not divide evenly.
     """
-    check(Facts(num_layers=num_layers, kinds=kinds, stacks=stacks, pipe=pipe, interleave=interleave))
-    return num_layers // (pipe * interleave)
+    sizes = dict(num_layers=num_layers, pipe=pipe, interleave=interleave)
+    check(Facts(**sizes, kinds=kinds, stacks=stacks, has_sums=has_sums))
+    return group_size(num_layers, pipe * interleave)
+
+
+def group_size(num_layers: int, parts: int) -> int:
+    """Returns the layers of each of so many parts; the last one may have fewer."""
+    return -(-num_layers // parts)
 
 
 def divisors(value: int) -> list[int]:

@@ -65,7 +65,7 @@ from sppo_jax.program.counters import needs_tables
 from sppo_jax.program.program import Program, lower
 from sppo_jax.program.ring import AttentionShape, mixed_shape
 from sppo_jax.program.stash import StashClass
-from sppo_jax.rules import Facts, check, layers_per_virtual_stage
+from sppo_jax.rules import Facts, check, group_size, layers_per_virtual_stage
 
 
 class TokenScores(NamedTuple):
@@ -114,7 +114,8 @@ class Step:
             return ((None,) * layers_per_virtual_stage(num_layers, pipe, groups),) * groups
         config = self.model.config
         kinds = config.kind_names
-        size = layers_per_virtual_stage(len(kinds), pipe, groups, kinds, config.stack_names)
+        has_sums = config.routed.count > 0
+        size = layers_per_virtual_stage(len(kinds), pipe, groups, kinds, config.stack_names, has_sums=has_sums)
         return tuple(kinds[size * group : size * (group + 1)] for group in range(groups))
 
     def _traced(
@@ -430,7 +431,7 @@ class Step:
 
         def whole(like):
             num_layers, *own = like.shape
-            of_group = num_layers // (self.plan.mesh.pipe * self.plan.schedule.interleave)
+            of_group = group_size(num_layers, self.plan.mesh.pipe * self.plan.schedule.interleave)
             return jax.ShapeDtypeStruct((of_group, *own), dtype if is_cast(like, 1) else like.dtype)
 
         shards = jax.tree.map(

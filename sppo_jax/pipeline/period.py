@@ -20,19 +20,19 @@ from sppo_jax.pipeline.stash import TAILS
 Shape = tuple[int, ...]
 
 
-def near_keys(keys: Tags, start, size: int, tail: int) -> Tags:
-    """Cuts the tags of a chunk and of its tail out of those of its sequence.
+def near_keys(keys: Tags, start, room: int, tail: int) -> Tags:
+    """Cuts the tags of a chunk and of its tail out of those of its sequence: of all keys that a cache has room for.
 
     Args:
         keys: of the sequence on every ring member, [R, tokens].
         start: where the chunk starts in a member's tokens.
-        size: T.
+        room: T of the longest tick.
         tail: W; tokens before the sequence are padding.
     """
 
     def cut(x, fill):
         padded = jnp.pad(x, ((0, 0), (tail, 0)), constant_values=fill)
-        return buffers.read(padded, (0, start), (x.shape[0], tail + size))
+        return buffers.read(padded, (0, start), (x.shape[0], tail + room))
 
     return Tags(cut(keys.positions, 0), cut(keys.documents, -1))
 

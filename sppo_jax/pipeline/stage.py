@@ -102,8 +102,9 @@ class Stage:
 
     def stashes_input_alone(self, layout: StashLayout) -> bool:
         """Returns whether a group has only its input in the stash; of a lone layer without a name that is all of it."""
-        is_named = self.places.inputs == "recompute" and None not in self.layers.blocks
-        return is_named or layout.num_layers != self.num_layers
+        if None not in self.layers.blocks:
+            return self.places.inputs == "recompute"
+        return layout.num_layers != self.num_layers
 
     @property
     def runs_again(self) -> bool:

@@ -69,9 +69,11 @@ def _chunk(run: Run, tick: Tick, how: Split, tags: Tags) -> Chunk:
         chosen = _teams(run, tick, resident, (start, length, size), how)
         length = jnp.where(chosen.is_stream, length, 0)
     bound, tail = tick.spec.passes.bound, how.window // ring if run.plan.stash.inputs == "period" else 0
+    keys = resident
     if tail:
-        resident, start, bound = period.near_keys(resident, start, size, tail), jnp.int32(tail), None
-    masks = sequence.chunk_tags(resident, start, length, size, how, bound=bound)
+        room = run.program.max_tokens * run.plan.ulysses
+        keys, start, bound = period.near_keys(resident, start, room, tail), jnp.int32(tail), tail + size
+    masks = sequence.chunk_tags(keys, start, length, size, how, bound=bound)
     return Chunk(row["prefixes.slot"][me], start, length, masks, chosen, row["prefixes.grad_slot"][me])
 
 

@@ -44,6 +44,12 @@ class Layout:
     weights: str = "resident"
 
     @property
+    def mean_layers(self) -> float:
+        """Layers of a virtual stage in the mean: the last group may have fewer."""
+        layers, parts = self.request.config.model.num_layers, self.mesh.pipe * self.interleave
+        return layers / parts if layers % parts else self.layers
+
+    @property
     def multiple_tokens(self) -> int:
         """Chunk lengths are multiples of so many tokens."""
         return self.mesh.seq * self.request.cluster.device.tile
@@ -87,7 +93,7 @@ class Layout:
             mesh=self.mesh,
             ulysses=self.split.ulysses,
             ring=self.split.ring,
-            layers=self.layers,
+            layers=self.mean_layers,
             compute_bytes=request.compute_bytes,
             kernel=request.kernel,
             length=request.config.sequence.length,
@@ -167,7 +173,7 @@ def _find(request: Request) -> tuple[list[Layout], list[Refused]]:
                     sequences=sequences,
                     split=split,
                     interleave=interleave,
-                    layers=config.model.num_layers // (mesh.pipe * interleave),
+                    layers=rules.group_size(config.model.num_layers, mesh.pipe * interleave),
                     weights=weights,
                 )
                 for split in sequence_splits(config.model, config.sequence, mesh.seq, request.cluster.devices_per_host)
@@ -189,6 +195,7 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         num_layers=config.model.num_layers,
         kinds=config.model.kind_names if config.model.layers else (),
         stacks=config.model.stack_names if config.model.layers else (),
+        has_sums=config.model.routed.count > 0,
         num_heads=config.model.shared_heads[0],
         data=mesh.data,
         pipe=mesh.pipe,
@@ -270,13 +277,17 @@ def _divides(request: Request, pipe: int, interleave: int) -> bool:
     model = request.config.model
     if not model.layers:
         return True
-    facts = Facts(kinds=model.kind_names, stacks=model.stack_names, pipe=pipe, interleave=interleave)
+    has_sums = model.routed.count > 0
+    facts = Facts(
+        kinds=model.kind_names, stacks=model.stack_names, pipe=pipe, interleave=interleave, has_sums=has_sums
+    )
     return not tuple(rules.broken(facts))
 
 
 def _interleaves(request: Request, pipe: int) -> list[int]:
     """Returns the numbers of virtual stages of a stage to consider: every divisor of a stage's layers."""
-    asked, layers = request.config.schedule.interleave, request.config.model.num_layers
+    asked, model = request.config.schedule.interleave, request.config.model
+    layers = model.num_layers
     name = request.way.schedule
     if request.table is not None:
         return [request.table[0].num_groups]
@@ -285,5 +296,6 @@ def _interleaves(request: Request, pipe: int) -> list[int]:
     by_groups = name == BREADTH_FIRST
     if (pipe == 1 and not by_groups) or layers % pipe or name in ("1f1b", "seq1f1b"):
         return [1]
-    depths = [depth for depth in divisors(layers // pipe) if _divides(request, pipe, depth)]
+    possible = divisors(layers // pipe) if not model.layers else range(1, layers // pipe + 1)
+    depths = [depth for depth in possible if _divides(request, pipe, depth)]
     return depths[1:] or depths if by_groups or name.startswith("interleaved-") else depths

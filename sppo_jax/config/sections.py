@@ -181,15 +181,16 @@ class StashConfig(Section):
 
     Args:
         inputs: place of the inputs of the layers: "keep" is device memory, "host" is host memory, "recompute"
-            recomputes them from the input of the virtual stage, "period" does so with windows and on the host, where
-            layers are of several kinds; "auto": chosen by the planner.
+            recomputes them from the input of the virtual stage; "period" does so too, with a share of these inputs on
+            the host and few keys and values for layers with a window, and needs layers of several kinds; "auto":
+            chosen by the planner.
         attention: place of the attention outputs: "keep" is device memory, "host" is host memory, "recompute"
             recomputes them in the backward pass; "auto": chosen by the planner, which may stash only those of the last
             chunks in breadth-first schedules.
         rest: place of the other saved matrix products of a layer: "keep" is device memory, "host" is host memory,
             "recompute" recomputes them in the backward pass; "auto": chosen by the planner.
         alpha: share of the tokens of a chunk whose inputs and attention outputs go to the host, where their place is
-            "host"; 0 to 1, one number or a list with one number per diagonal of the schedule; "auto": chosen by the
+            "host" or "period"; 0 to 1, one number or a list with one number per diagonal of the schedule; "auto": chosen by the
             planner.
         kv_grad_dtype: dtype in which the gradients of keys and values are summed; "auto": float32 where it fits, else
             bfloat16.

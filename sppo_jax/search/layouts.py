@@ -278,9 +278,7 @@ def _divides(request: Request, pipe: int, interleave: int) -> bool:
     if not model.layers:
         return True
     has_sums = model.routed.count > 0
-    facts = Facts(
-        kinds=model.kind_names, stacks=model.stack_names, pipe=pipe, interleave=interleave, has_sums=has_sums
-    )
+    facts = Facts(kinds=model.kind_names, stacks=model.stack_names, pipe=pipe, interleave=interleave, has_sums=has_sums)
     return not tuple(rules.broken(facts))
 
 

@@ -492,8 +492,8 @@ def layers_per_virtual_stage(
     Raises:
         Broken: the layers, or their kinds, do not divide evenly.
     """
-    sizes = dict(num_layers=num_layers, pipe=pipe, interleave=interleave)
-    check(Facts(**sizes, kinds=kinds, stacks=stacks, has_sums=has_sums))
+    facts = Facts(num_layers=num_layers, pipe=pipe, interleave=interleave)
+    check(replace(facts, kinds=kinds, stacks=stacks, has_sums=has_sums))
     return group_size(num_layers, pipe * interleave)
 
 

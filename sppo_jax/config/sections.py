@@ -190,8 +190,8 @@ class StashConfig(Section):
         rest: place of the other saved matrix products of a layer: "keep" is device memory, "host" is host memory,
             "recompute" recomputes them in the backward pass; "auto": chosen by the planner.
         alpha: share of the tokens of a chunk whose inputs and attention outputs go to the host, where their place is
-            "host" or "period"; 0 to 1, one number or a list with one number per diagonal of the schedule; "auto": chosen by the
-            planner.
+            "host" or "period"; 0 to 1, one number or a list with one number per diagonal of the schedule; "auto":
+            chosen by the planner.
         kv_grad_dtype: dtype in which the gradients of keys and values are summed; "auto": float32 where it fits, else
             bfloat16.
         kv: how keys and values reach the backward pass: "keep" keeps those of all layers in device memory; "rebuild"

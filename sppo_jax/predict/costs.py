@@ -73,7 +73,7 @@ class StageShape(NamedTuple):
         mesh: devices along each axis.
         ulysses: devices over which heads are spread.
         ring: devices round which keys and values, or queries, travel; `ulysses * ring == mesh.seq`.
-        layers: layers of a virtual stage.
+        layers: layers of a virtual stage, in the mean.
         compute_bytes: bytes of an activation.
         kernel: the attention kernel, "blockwise" or "cudnn".
         length: tokens of a sequence.
@@ -83,7 +83,7 @@ class StageShape(NamedTuple):
     mesh: MeshShape
     ulysses: int
     ring: int
-    layers: int
+    layers: float
     compute_bytes: int
     kernel: str
     length: int
@@ -153,7 +153,7 @@ class CostModel:
 
     Args:
         layer: costs of a layer, a mean where layers are of several kinds.
-        layers: layers of a virtual stage.
+        layers: layers of a virtual stage, in the mean.
         head_flops: FLOPs of a token in the whole head, forward and backward.
         params: parameters of a stage with its share of the vocabulary.
         attention: of each kind of layer.
@@ -173,7 +173,7 @@ class CostModel:
     """
 
     layer: LayerCosts
-    layers: int
+    layers: float
     head_flops: float
     params: int
     attention: tuple[AttentionOfKind, ...]

@@ -62,6 +62,7 @@ class Facts:
         balance_over: whose tokens a loss that balances experts is of, "sequence" or "batch".
         forwards_first: whether every forward of a step comes before its first backward.
         is_mixed: whether layers are of several kinds.
+        most_whole: the most layers of a group that have no window.
         has_sums: whether layers have experts, whose loads are summed by layer.
     """
 
@@ -96,6 +97,7 @@ class Facts:
     balance_over: str | None = None
     forwards_first: bool | None = None
     is_mixed: bool | None = None
+    most_whole: int | None = None
     has_sums: bool = False
 
     @property
@@ -425,6 +427,17 @@ def _kinds_of_period(facts: Facts) -> Broken | None:
     return Broken(must, "layers that are all alike", "use stash.inputs=host, keep or recompute")
 
 
+def _rebuilds_of_period(facts: Facts) -> Broken | None:
+    """Keys and values are made again from the last chunk to the first, and a layer without a window needs all before.
+
+    So the layers before it must have windows, whose tails are in the stash.
+    """
+    if facts.places is None or facts.places[0] != "period" or facts.kv != "rebuild" or facts.most_whole in (None, 0, 1):
+        return None
+    must = "stash.kv=rebuild must have at most one layer without a window in a group where stash.inputs=period"
+    return Broken(must, facts.most_whole, "use stash.kv=host, or change schedule.interleave")
+
+
 def _balance_over_batch(facts: Facts) -> Broken | None:
     """A backward takes the gradient of this loss at the sums over all forwards."""
     if facts.balance_over != "batch" or facts.sequences is None:
@@ -468,6 +481,7 @@ RULES = (
     _all_recomputed,
     _rest_of_period,
     _kinds_of_period,
+    _rebuilds_of_period,
     _balance_over_batch,
 )
 

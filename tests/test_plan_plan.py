@@ -263,13 +263,6 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
             "stash.kv=rebuild must have a stash of every layer, got stash.inputs=recompute",
         ),
         (
-            dict(
-                schedule=BY_GROUPS,
-                stash=replace(PERIOD, alpha=(0.0,) * 9, kv="rebuild"),
-            ),
-            "stash.kv=rebuild must have a stash of every layer, got stash.inputs=period",
-        ),
-        (
             dict(stash=replace(PERIOD, alpha=STASH.alpha, rest="keep")),
             "stash.rest must be recompute where stash.inputs=period, got keep",
         ),

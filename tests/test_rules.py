@@ -93,6 +93,10 @@ CASES = {
         dict(places=("period", "auto", "auto"), is_mixed=False),
         "stash.inputs=period must have a model with layers of several kinds, got layers that are all alike; use ",
     ),
+    "_rebuilds_of_period": (
+        dict(places=("period", "auto", "auto"), kv="rebuild", most_whole=2),
+        "must have at most one layer without a window in a group where stash.inputs=period, got 2; use stash.kv=host",
+    ),
     "_balance_over_batch": (
         dict(balance_over="batch", sequences=4, wave=2),
         "all forwards of a step before its first backward, got 4 sequences of a pipeline in waves of 2",

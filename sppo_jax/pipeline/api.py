@@ -128,7 +128,6 @@ class Step:
         """
         plan, dtype, heads, shares = self.plan, jnp.dtype(self.model.dtype), {}, {}
         is_period = plan.stash.inputs == "period"
-        check(Facts(places=(plan.stash.inputs, *["auto"] * 2), is_mixed=None not in self.blocks))
         windows = {kind: block.mixer.within(plan.sequence_length) for kind, block in self.blocks.items()}
         for kind, block in self.blocks.items():
             q, k, like = self._traced_layer(kind, block)
@@ -143,6 +142,9 @@ class Step:
             )
             if jax.tree.leaves(like):
                 shares[kind] = like, block.penalty
+        most_whole = max(sum(not windows[kind] for kind in kinds) for kinds in groups)
+        of_period = Facts(places=(plan.stash.inputs, *["auto"] * 2), kv=plan.stash.kv, most_whole=most_whole)
+        check(replace(of_period, is_mixed=None not in self.blocks))
         tails = {
             kind: (shape.num_kv_heads, shape.window, shape.head_dim)
             for kind, shape in heads.items()

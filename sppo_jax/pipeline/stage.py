@@ -154,6 +154,7 @@ class Stage:
         if self.runs_again:
             of_layers = {kind: self._of_layer_again(kind, of_kind, stash) for kind, of_kind in shapes.items()}
             groups = [(WHOLE.kind, *kinds) for kinds in self.layers.groups]
+            again = ("x", "chosen", *TAILS) if self.places.kv == "rebuild" else again
             entries = chunk_entries(stash, {WHOLE.kind: {"x": x_TD}} | of_layers, groups)
             return StashLayout(entries, self.num_layers, num_slots, again, has_short_rows)
         named = {kind: {"x": x_TD} | self._stashed(of_kind, stash) for kind, of_kind in shapes.items()}
@@ -466,22 +467,53 @@ def rebuild(stage: Stage, unit: Unit, caches: tuple[Cache, ...], split: Split, s
             return rebuild(stage, unit, caches, split, stash, behind)
 
         return _at_its_group(stage, unit, run, caches, name="again_pattern")[0]
+    if stage.runs_again and layout.again != KEYS_VALUES:
+        return _rebuild_period(stage, unit, caches, split, stash, behind)
 
     def body(carry, at):
         (caches,) = carry
         if at.kind in stage.layers.tails:
             return (caches,)  # its period writes them
-        values, number = layout.get_again(kept, fetched, unit.stash_slot, at), stage.layers.cache_of(at.kind)
+        values = layout.get_again(kept, fetched, unit.stash_slot, at)
         if layout.again == KEYS_VALUES:
             k, v = values["k"], values["v"]
         else:
             block = stage.layers.blocks[at.kind]
             _, k, v, _ = block.before(stage.layer_weights(unit, at), values["x"], unit.positions_T)
-        layer, window = at.among(stage.layers.kv[number]), stage.layers.windows[at.kind]
-        cache = teams.write_prefix(caches[number], k, v, unit.chunks[window], layer, split, behind=behind)
-        return (_with(caches, number, cache),)
+        return (_rewritten(stage, unit, caches, at, k, v, split, behind),)
 
     return run_layers(stage.layers.kinds, body, (caches,))[0][0]
+
+
+def _rewritten(stage, unit, caches, at, k, v, split, behind) -> tuple[Cache, ...]:
+    number = stage.layers.cache_of(at.kind)
+    layer, window = at.among(stage.layers.kv[number]), stage.layers.windows[at.kind]
+    cache = teams.write_prefix(caches[number], k, v, unit.chunks[window], layer, split, behind=behind)
+    return _with(caches, number, cache)
+
+
+def _rebuild_period(stage, unit, caches, split, stash, behind):
+    """Writes the keys and values of the only layer without a window, behind layers that need no chunk before."""
+    layout, kept, fetched = stash
+    layers, slot = stage.layers, unit.stash_slot
+    whole = [number for number, kind in enumerate(layers.kinds) if kind not in layers.tails]
+    if not whole:
+        return caches
+
+    def body(carry, at):
+        x, caches = carry
+        saved = layout.get_again(kept, fetched, slot, at)
+        again = Again(saved.get("chosen"), saved, writes=True)
+        y, memory, _ = _forward_layer(stage, x, unit, at, Memory(caches), split, again=again)
+        return y, memory.caches
+
+    (number,) = whole
+    carry = layout.get_again(kept, fetched, slot, WHOLE)["x"], caches
+    before = layers.kinds[:number]
+    x_TD, caches = run_layers(before, body, carry)[0] if before else carry
+    at = At(layers.kinds[number], {kind: before.count(kind) for kind in layers.kinds})
+    _, k, v, _ = layers.blocks[at.kind].before(stage.layer_weights(unit, at), x_TD, unit.positions_T)
+    return _rewritten(stage, unit, caches, at, k, v, split, behind)
 
 
 def _rerun(stage, unit, saved, caches, splits):

@@ -53,10 +53,10 @@ def check_stash(stash: StashPlan, schedule: SchedulePlan, table: Table, *, flexi
 
 def _check_kv(stash: StashPlan, num_chunks: int) -> None:
     kv = stash.kv
-    if stash.inputs == "recompute" or (stash.inputs == "period" and kv == "rebuild"):
+    if stash.inputs == "recompute":
         asked = "rebuild" if kv == "recompute" else kv
         raise ValueError(
-            f"stash.kv={asked} must have a stash of every layer, got stash.inputs={stash.inputs}; use "
+            f"stash.kv={asked} must have a stash of every layer, got stash.inputs=recompute; use "
             "stash.inputs=host or keep, or stash.kv=keep"
         )
     if kv == "host" and num_chunks == 1:

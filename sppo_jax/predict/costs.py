@@ -100,6 +100,7 @@ class Recompute(NamedTuple):
         rewrite_kv: the share of backwards in whose ticks keys and values are exchanged and written again.
         kv: whether they are computed again there, too.
         windows: whether layers with a window run again whole, from a tail of keys and values (`stash.inputs=period`).
+        layers: the share of layers that run once more where keys and values are made again, instead of `kv`.
     """
 
     linear: int = 0
@@ -108,6 +109,7 @@ class Recompute(NamedTuple):
     rewrite_kv: float = 0.0
     kv: bool = False
     windows: bool = False
+    layers: float = 0.0
 
 
 class AttentionOfKind(NamedTuple):
@@ -347,6 +349,7 @@ class CostModel:
         experts_s /= linear_flops_s
         kv_flops = 2 * self.layer.input_elements * self.layer.kv_elements
         kv_s = self.recompute.rewrite_kv * self.recompute.kv * self.layers * kv_flops / linear_flops_s
+        kv_s += self.recompute.rewrite_kv * self.recompute.layers * token_s
         head_s = self.head_flops / (linear_flops_s * self.mesh.pipe)
         return {
             "F": token_s,
@@ -574,6 +577,7 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
         return head_seconds
     once, again = ([amount / device.hbm_bytes_s for amount in costs.memory_bytes(kind, one)] for one in (False, True))
     runs_again = costs.recompute.windows and kind == "B"
+    windows_again = 1.0 + (costs.recompute.rewrite_kv if costs.recompute.layers else 0.0)
     recomputes, recompute_reach = costs.recompute.attention, costs.recompute.reach
     backward, experts_s, width = device.attention_backward, costs.experts_s(kind), costs.kv_width
     kinds = [
@@ -589,7 +593,8 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
         for pair_s, pairs_of, share, window in kinds:
             pairs, back_pairs = pairs_of(start, tokens)
             if kind == "B":
-                pairs = backward * back_pairs + (pairs if recomputed or (runs_again and window) else 0.0)
+                again_times = windows_again if window and runs_again else float(recomputed)
+                pairs = backward * back_pairs + again_times * pairs
             attention_s += pair_s * pairs
             # Of the prefix a window reads its own keys alone.
             keys = share * (tokens + window if window and window < start else end)

@@ -35,6 +35,7 @@ MOMENTS = {
 ALL = frozenset(MOMENTS)
 TICKS = ALL - {"update"}
 BACKWARD = frozenset({"turn", "mlp", "attention", "rebuild"})
+_F = frozenset({"forward"})
 _LAYER = BACKWARD - {"rebuild"}
 _AFTER = BACKWARD - {"turn"}
 # Before the first backward; behind it.
@@ -273,8 +274,11 @@ def _work(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Numbers) ->
         _work_of_kind(replace(shape, model=kind), stash, held, numbers) for kind, _ in shape.model.counts(shape.layers)
     ]
     if stash.inputs == "period":
-        again = Holder("work", made_again_bytes(shape, held.tick_tokens), _LAYER)
-        of_kinds = [[*found, again] for found in of_kinds]
+        again = [Holder("work", made_again_bytes(shape, held.tick_tokens), _LAYER)]
+        if stash.kv == "rebuild":
+            # Layers run again there as in a forward.
+            again += [Holder("work", size, frozenset({"rebuild"})) for _, size, moments in of_kinds[0] if moments == _F]
+        of_kinds = [[*found, *again] for found in of_kinds]
     if len(of_kinds) == 1:
         return of_kinds[0]
     # Holders of one name and one set of moments share their room.
@@ -315,7 +319,7 @@ def _work_of_kind(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Num
         of_tokens //= 2
         of_attention += of_tokens
     found = [
-        Holder("work", tokens * (elements + layer.rest_elements) * size, frozenset({"forward"})),
+        Holder("work", tokens * (elements + layer.rest_elements) * size, _F),
         Holder("work", of_tokens, BACKWARD),
         Holder("work", int(late * tokens * of_mlp * size), _LAYER),
         Holder("work", matrices, _LAYER),

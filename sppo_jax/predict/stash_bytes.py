@@ -98,6 +98,10 @@ def refetch_bytes(of_class: StashClass, shape: MemoryShape, stash: StashPlan) ->
         return of_class.host_kv * token_bytes(shape, stash).kv
     if stash.kv != "rebuild":
         return 0
+    if stash.inputs == "period":
+        token = token_bytes(shape, stash)
+        of_tokens = of_class.host_inputs * (token.shared - token.shared_attention)
+        return of_tokens + token.tails * (of_class.host_inputs > 0)
     return of_class.host_inputs * shape.layers * layer_costs(shape.model).input_elements * shape.compute_bytes
 
 

@@ -13,7 +13,7 @@ from sppo_jax.predict.memory import Memory, predict_memory
 from sppo_jax.predict.pinned import Pinned, pinned_of, pinned_reason
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.simulate import Simulation, simulate
-from sppo_jax.rules import group_size
+from sppo_jax.rules import Facts, check, group_size
 from sppo_jax.schedule.table import Table
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.offload import choose_alpha, largest_alpha
@@ -62,6 +62,8 @@ def size(candidate: Candidate) -> Sized:
     Raises:
         ValueError: the candidate breaks a rule.
     """
+    if candidate.places[0] == "period":
+        check(Facts(places=candidate.places, kv=candidate.kv, most_whole=candidate.layout.most_whole))
     table, shape = outline_of(candidate), candidate.layout.shape
     stash, reason = choose_alpha(_stash_of(candidate), candidate.alpha, table, shape, _costs_of(candidate, table))
     return Sized(

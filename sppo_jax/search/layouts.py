@@ -8,6 +8,7 @@ from functools import cached_property
 from sppo_jax import rules
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.costs import CostModel, Recompute, StageShape, Weights, cost_model
+from sppo_jax.predict.period import most_layers
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, divisors
 from sppo_jax.schedule.turns import collective_counts
@@ -48,6 +49,22 @@ class Layout:
         """Layers of a virtual stage in the mean: the last group may have fewer."""
         layers, parts = self.request.config.model.num_layers, self.mesh.pipe * self.interleave
         return layers / parts if layers % parts else self.layers
+
+    @property
+    def again_for_kv(self) -> float:
+        """The share of layers that run again for the keys and values of a group's layer without a window."""
+        model, length = self.request.config.model, self.request.config.sequence.length
+        found, names = 0, model.kind_names
+        for begin in range(0, len(names), self.layers):
+            group = [bool(model.of_kind(name).window_within(length)) for name in names[begin : begin + self.layers]]
+            found += group.index(False) if False in group else 0
+        return found / len(names)
+
+    @cached_property
+    def most_whole(self) -> int:
+        """The most layers of a group that have no window."""
+        length = self.request.config.sequence.length
+        return most_layers(self.shape, lambda kind: None if kind.window_within(length) else True).get(True, 0)
 
     @property
     def multiple_tokens(self) -> int:
@@ -105,8 +122,9 @@ class Layout:
             reach=math.inf if attention == "recompute" else before,
             rewrite_kv={"keep": 0.0, "recompute": 1.0}.get(kv, (self.interleave - 1) / self.interleave),
             # A backward that computes the linear parts again has keys and values anyway.
-            kv=kv == "rebuild" or (kv == "recompute" and rest != "recompute"),
+            kv=(kv == "rebuild" and inputs != "period") or (kv == "recompute" and rest != "recompute"),
             windows=inputs == "period",
+            layers=self.again_for_kv if inputs == "period" and kv == "rebuild" else 0.0,
         )
         again = 0.0, 0.0
         if self.weights != "resident":

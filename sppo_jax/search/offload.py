@@ -53,7 +53,7 @@ def place_options(config: StashConfig, *, is_mixed: bool = False) -> list[Places
     # Keys and values that come again need a stash of every layer; see `StashPlan`.
     needs_stash = config.kv in ("rebuild", "host") and config.inputs == "auto"
     open_places = [places for places in _PLACES if not needs_stash or places[0] != "recompute"]
-    if config.inputs == "auto" and (config.kv == "rebuild" or not is_mixed):
+    if config.inputs == "auto" and not is_mixed:
         open_places = [places for places in open_places if places[0] != "period"]
 
     def as_asked(places: Places) -> bool:

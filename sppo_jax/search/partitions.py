@@ -84,8 +84,8 @@ class Partition:
         if not self.is_breadth_first or places[0] == "recompute":
             return ("keep",)
         if places[0] == "period":
-            # Its groups run again from their inputs, which gives no keys and values before those of earlier chunks.
-            return ("keep", "host" if self.num_chunks > 1 else again)
+            ways = ("keep", "host", again) if self.num_chunks > 1 else ("keep", again)
+            return ways if self.num_chunks == 1 or self.layout.most_whole <= 1 else ways[:-1]
         return ("keep", "host", again) if self.num_chunks > 1 else ("keep", again)
 
     @cached_property

@@ -2,6 +2,7 @@
 
 import ast
 import collections
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,22 @@ def test_groups_of_one_stage_have_as_many_layers_of_each_shape():
         check(Facts(kinds=kinds, stacks=stacks, pipe=1, interleave=2))
     with pytest.raises(Broken, match=r"into equal patterns of model.layers, got 3 parts; use 1, or another pattern"):
         check(Facts(kinds=kinds, stacks=stacks, pipe=3))
+
+
+def test_the_last_group_of_one_stage_may_be_the_beginning_of_a_period():
+    period = ("local", "local", "full")
+    facts = Facts(num_layers=8, kinds=(*period, *period, "local", "local"), stacks=("a",) * 8, pipe=1, interleave=3)
+    check(facts)
+    assert layers_per_virtual_stage(8, 1, 3, facts.kinds, facts.stacks) == 3
+    for change in (
+        dict(interleave=5),
+        dict(pipe=3, interleave=1),
+        dict(has_sums=True),
+        dict(stacks=("a",) * 7 + ("b",)),
+        dict(kinds=(*period, *period, "full", "local")),
+        dict(kinds=()),
+    ):
+        assert list(broken(replace(facts, **change))), change
 
 
 def test_each_factor_suits_the_kind_of_sequence_parallelism():

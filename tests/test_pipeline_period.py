@@ -21,18 +21,12 @@ def test_more_drawn_periods_have_the_dense_loss_and_gradients(seed, request):
     compare(draw_period(seed), seed, count=2, request=request)
 
 
-@pytest.mark.parametrize("places", [("period", "host", "recompute"), ("host", "recompute", "recompute")])
+@pytest.mark.parametrize(
+    "places",
+    [("period", "host", "recompute"), pytest.param(("host", "recompute", "recompute"), marks=pytest.mark.slow)],
+)
 def test_a_last_group_that_is_a_part_of_a_period_has_the_dense_loss_and_gradients(places, request):
-    """Two periods of three layers and two layers more, which are stored with a layer of zeros."""
-    plan = dict(
-        chunks=(16, 8, 16),
-        mesh=(1, 1, 2),
-        schedule="breadth-first",
-        interleave=3,
-        weights="gathered",
-        places=places,
-        alpha=1.0,
-        kv="host",
-    )
-    model = dict(num_layers=8, layers="2x(2xlocal,full),2xlocal", kinds={"local": {"sliding_window": 10}})
+    """Two periods of two layers and one layer more, which is stored with a layer of zeros; chunks of two lengths."""
+    plan = dict(chunks=(12, 6, 12), schedule="breadth-first", interleave=3, places=places, alpha=1.0, kv="rebuild")
+    model = dict(num_layers=5, layers="2x(local,full),local", kinds={"local": {"sliding_window": 8}})
     compare(Case(plan, model), 0, count=2, request=request)

@@ -427,6 +427,14 @@ def _kinds_of_period(facts: Facts) -> Broken | None:
     return Broken(must, "layers that are all alike", "use stash.inputs=host, keep or recompute")
 
 
+def _teams_of_period(facts: Facts) -> Broken | None:
+    """A tail is of the tokens before a chunk in natural order."""
+    if facts.places is None or facts.places[0] != "period" or facts.groups in (None, "static"):
+        return None
+    must = "stash.inputs=period must have sequence.groups=static"
+    return Broken(must, facts.groups, "change it, or use stash.inputs=host")
+
+
 def _rebuilds_of_period(facts: Facts) -> Broken | None:
     """Keys and values are made again from the last chunk to the first, and a layer without a window needs all before.
 
@@ -481,6 +489,7 @@ RULES = (
     _all_recomputed,
     _rest_of_period,
     _kinds_of_period,
+    _teams_of_period,
     _rebuilds_of_period,
     _balance_over_batch,
 )

@@ -1,5 +1,6 @@
 """What the planner charges is what the program performs: ring bytes, stash bytes by class, slots and ticks, exactly."""
 
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -31,7 +32,7 @@ from sppo_jax.program.fold import unfold
 from sppo_jax.program.ring import AttentionShape, Ring
 from sppo_jax.program.stash import slot_bytes, stash_classes
 from sppo_jax.schedule.waiting import waiting_room
-from sppo_jax.search.evaluate import costs_of, shape_of_plan
+from sppo_jax.search.evaluate import costs_of, memory_of, shape_of_plan
 from sppo_jax.search.make import make_plan
 
 NUM_PLANS = 200
@@ -291,6 +292,20 @@ def test_stash_bytes_are_those_charged_class_by_class(plans):
     of_period = [plan.stash for _, plan, _ in plans if plan.stash.inputs == "period"]
     assert len(of_period) > 15 and {stash.kv for stash in of_period} > {"keep", "host"}
     assert {stash.attention for stash in of_period} == {"keep", "host", "recompute"}
+
+
+def test_keys_and_values_of_periods_are_those_charged(plans):
+    """A layer with a window has those of its window and a chunk."""
+    seen = 0
+    for config, plan, step in plans:
+        if plan.stash.inputs != "period":
+            continue
+        itemsize, slots = jnp.dtype(step.model.dtype).itemsize, step.program.prefixes.num_slots
+        of_slot = sum(map(math.prod, step._cache_shapes(step.program)))
+        holders = memory_of(plan, config).holders
+        assert sum(one.size_bytes for one in holders if one.name == "kv") == 2 * itemsize * slots * of_slot
+        seen += len(step.layers.kv) > 1
+    assert seen > 10
 
 
 @pytest.fixture

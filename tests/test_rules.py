@@ -94,6 +94,10 @@ CASES = {
         dict(places=("period", "auto", "auto"), is_mixed=False),
         "stash.inputs=period must have a model with layers of several kinds, got layers that are all alike; use ",
     ),
+    "_teams_of_period": (
+        dict(places=("period", "auto", "auto"), groups="auto"),
+        "stash.inputs=period must have sequence.groups=static, got auto; change it, or use stash.inputs=host",
+    ),
     "_rebuilds_of_period": (
         dict(places=("period", "auto", "auto"), kv="rebuild", most_whole=2),
         "must have at most one layer without a window in a group where stash.inputs=period, got 2; use stash.kv=host",

@@ -42,6 +42,8 @@ def check_stash(stash: StashPlan, schedule: SchedulePlan, table: Table, *, flexi
     Raises:
         ValueError: says the rule, what was found, and what to change.
     """
+    places = stash.inputs, stash.attention, stash.rest
+    check(Facts(places=places, kv=stash.kv, groups="flex" if flexible else "static"))
     if stash.kv != "keep":
         _check_kv(stash, table.num_chunks)
     if stash.waiting == "host":

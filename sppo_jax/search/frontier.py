@@ -102,7 +102,7 @@ class Frontier:
         """
         asked = request.config.stash.alpha
         self.request, self.alpha = request, "hidden" if asked == "auto" else asked
-        self.options = place_options(request.config.stash, is_mixed=bool(request.config.model.layers))
+        self.options = place_options(request.config)
         self.seconds = LeastSeconds(request)
         self.num_considered = 0
         self.families: list[Family] = []

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 
-from sppo_jax.config import StashConfig
+from sppo_jax.config import Config
 from sppo_jax.hardware import usable_host_bytes
 from sppo_jax.plan.check_stash import INPUT_PLACES, STASH_PLACES
 from sppo_jax.plan.parts import StashPlan, has_share
@@ -23,6 +23,8 @@ from sppo_jax.units import format_bytes
 ALPHA_LEVELS = (0.0, 0.25, 0.5, 1.0)
 _PARTS = 100
 
+# A period runs again whole, so the rest of a layer is never stashed.
+_NO_PERIOD = (("period", "keep"), ("period", "host"))
 Places = tuple[str, str, str]  # of layer inputs, attention outputs and the rest
 # Those to consider, preferred in this order where times are equal.
 _PLACES: tuple[Places, ...] = (
@@ -39,33 +41,33 @@ _PLACES: tuple[Places, ...] = (
 )
 
 
-def place_options(config: StashConfig, *, is_mixed: bool = False) -> list[Places]:
+def place_options(config: Config) -> list[Places]:
     """Returns the places to consider.
 
     Args:
         config: the request.
-        is_mixed: whether layers are of several kinds, of which alone a period may run again.
 
     Raises:
         ValueError: a place is asked for that the other places do not allow.
     """
-    asked = (config.inputs, config.attention, config.rest)
+    stash, groups, is_mixed = config.stash, config.sequence.groups, bool(config.model.layers)
+    asked = (stash.inputs, stash.attention, stash.rest)
     # Keys and values that come again need a stash of every layer; see `StashPlan`.
-    needs_stash = config.kv in ("rebuild", "host") and config.inputs == "auto"
+    needs_stash = stash.kv in ("rebuild", "host") and stash.inputs == "auto"
     open_places = [places for places in _PLACES if not needs_stash or places[0] != "recompute"]
-    if config.inputs == "auto" and not is_mixed:
-        open_places = [places for places in open_places if places[0] != "period"]
+    takes_period = stash.inputs == "period" or (is_mixed and groups == "static")
 
     def as_asked(places: Places) -> bool:
-        return all(want in ("auto", place) for want, place in zip(asked, places, strict=True))
+        fits = all(want in ("auto", place) for want, place in zip(asked, places, strict=True))
+        return fits and (takes_period or places[0] != "period")
 
     found = [places for places in open_places if as_asked(places)]
     if not found:
         found = [places for places in product(INPUT_PLACES, STASH_PLACES, STASH_PLACES) if as_asked(places)]
         # Without the layers' inputs everything is computed from the virtual stage's input.
-        found = [places for places in found if places[0] != "recompute" and (places[0] != "period" or is_mixed)]
-    check(Facts(places=asked, is_mixed=is_mixed))
-    if config.alpha != "auto" and config.alpha != 0 and any(map(has_share, found)):
+        found = [places for places in found if places[0] != "recompute" and (places[0], places[2]) not in _NO_PERIOD]
+    check(Facts(places=asked, is_mixed=is_mixed, groups=groups))
+    if stash.alpha != "auto" and stash.alpha != 0 and any(map(has_share, found)):
         # A share for the host is asked for.
         found = [places for places in found if has_share(places)]
     return found

@@ -7,7 +7,7 @@ facts is still open.
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 # Each shape of a tick costs segments to compile.
@@ -63,6 +63,9 @@ class Facts:
         places: the places of layer inputs, attention outputs and the rest.
         balance_over: whose tokens a loss that balances experts is of, "sequence" or "batch".
         forwards_first: whether every forward of a step comes before its first backward.
+        is_mixed: whether layers are of several kinds.
+        most_whole: the most layers of a group that have no window.
+        has_sums: whether layers have experts, whose loads are summed by layer.
     """
 
     num_layers: int | None = None
@@ -97,6 +100,9 @@ class Facts:
     places: tuple[str, str, str] | None = None
     balance_over: str | None = None
     forwards_first: bool | None = None
+    is_mixed: bool | None = None
+    most_whole: int | None = None
+    has_sums: bool = False
 
     @property
     def unit(self) -> str:
@@ -155,7 +161,7 @@ def _layers_of_stages(facts: Facts) -> Broken | None:
         return None
     layers, groups = facts.num_layers, facts.interleave or 1
     stages = facts.pipe * groups
-    if layers % stages == 0:
+    if layers % stages == 0 or _ends_in_period(facts):
         return None
     what = "mesh.pipe" if groups == 1 else f"mesh.pipe * schedule.interleave={groups}"
     got = f"mesh.pipe={facts.pipe}"
@@ -190,11 +196,24 @@ def _kinds_of_groups(facts: Facts) -> Broken | None:
     )
 
 
+def _ends_in_period(facts: Facts) -> bool:
+    """Returns whether the last group of one stage is the beginning of a period, and all others are the period.
+
+    Its stack is filled with layers of zeros, which nothing runs. Where layers add up sums, they would count.
+    """
+    parts, count = facts.interleave or 1, len(facts.kinds)
+    size = group_size(count, parts)
+    is_stack = facts.pipe == 1 and len(set(facts.stacks)) == 1 and not facts.has_sums
+    if not is_stack or not 1 < size < count or group_size(count, size) != parts:
+        return False
+    return all(kind == facts.kinds[number % size] for number, kind in enumerate(facts.kinds))
+
+
 def _is_even(facts: Facts, parts: int) -> bool:
     """Returns whether one program serves so many parts of the layers."""
     size, rest = divmod(len(facts.kinds), parts)
     if rest:
-        return False
+        return _ends_in_period(replace(facts, interleave=parts))
     if facts.pipe != 1:
         return facts.kinds[:size] * parts == facts.kinds
     names = facts.stacks or facts.kinds
@@ -430,6 +449,40 @@ def _all_recomputed(facts: Facts) -> Broken | None:
     return Broken(must, got, "set stash.inputs=keep, or set all three to recompute")
 
 
+def _rest_of_period(facts: Facts) -> Broken | None:
+    if facts.places is None or facts.places[0] != "period" or facts.places[2] in ("auto", "recompute"):
+        return None
+    must = "stash.rest must be recompute where stash.inputs=period"
+    return Broken(must, facts.places[2], "change it, or use stash.inputs=host")
+
+
+def _kinds_of_period(facts: Facts) -> Broken | None:
+    """Where layers are alike, nothing of a group is cheap to compute again, or all of it is."""
+    if facts.places is None or facts.places[0] != "period" or facts.is_mixed in (None, True):
+        return None
+    must = "stash.inputs=period must have a model with layers of several kinds"
+    return Broken(must, "layers that are all alike", "use stash.inputs=host, keep or recompute")
+
+
+def _teams_of_period(facts: Facts) -> Broken | None:
+    """A tail is of the tokens before a chunk in natural order."""
+    if facts.places is None or facts.places[0] != "period" or facts.groups in (None, "static"):
+        return None
+    must = "stash.inputs=period must have sequence.groups=static"
+    return Broken(must, facts.groups, "change it, or use stash.inputs=host")
+
+
+def _rebuilds_of_period(facts: Facts) -> Broken | None:
+    """Keys and values are made again from the last chunk to the first, and a layer without a window needs all before.
+
+    So the layers before it must have windows, whose tails are in the stash.
+    """
+    if facts.places is None or facts.places[0] != "period" or facts.kv != "rebuild" or facts.most_whole in (None, 0, 1):
+        return None
+    must = "stash.kv=rebuild must have at most one layer without a window in a group where stash.inputs=period"
+    return Broken(must, facts.most_whole, "use stash.kv=host, or change schedule.interleave")
+
+
 def _balance_over_batch(facts: Facts) -> Broken | None:
     """A backward takes the gradient of this loss at the sums over all forwards."""
     if facts.balance_over != "batch" or facts.sequences is None:
@@ -475,6 +528,10 @@ RULES = (
     _gathered_for_host,
     _one_wave_for_host,
     _all_recomputed,
+    _rest_of_period,
+    _kinds_of_period,
+    _teams_of_period,
+    _rebuilds_of_period,
     _balance_over_batch,
 )
 
@@ -486,15 +543,27 @@ def nearest_multiples(value: int, multiple: int) -> str:
 
 
 def layers_per_virtual_stage(
-    num_layers: int, pipe: int, interleave: int, kinds: tuple[str | None, ...] = (), stacks: tuple[str, ...] = ()
+    num_layers: int,
+    pipe: int,
+    interleave: int,
+    kinds: tuple[str | None, ...] = (),
+    stacks: tuple[str, ...] = (),
+    *,
+    has_sums: bool = False,
 ) -> int:
-    """Returns the layers of a virtual stage; `kinds` and `stacks` as in `Facts`.
+    """Returns the layers of a virtual stage, of which the last one may have fewer; `kinds` and more as in `Facts`.
 
     Raises:
         Broken: the layers, or their kinds, do not divide evenly.
     """
-    check(Facts(num_layers=num_layers, kinds=kinds, stacks=stacks, pipe=pipe, interleave=interleave))
-    return num_layers // (pipe * interleave)
+    facts = Facts(num_layers=num_layers, pipe=pipe, interleave=interleave)
+    check(replace(facts, kinds=kinds, stacks=stacks, has_sums=has_sums))
+    return group_size(num_layers, pipe * interleave)
+
+
+def group_size(num_layers: int, parts: int) -> int:
+    """Returns the layers of each of so many parts; the last one may have fewer."""
+    return -(-num_layers // parts)
 
 
 def divisors(value: int) -> list[int]:

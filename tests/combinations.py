@@ -7,6 +7,7 @@ from itertools import combinations
 
 from programs import KV_GRAD_ROUNDINGS, Case, host_kinds
 
+from sppo_jax.config.kinds import parse_layers
 from sppo_jax.schedule.check import check
 from sppo_jax.schedule.csv_format import to_csv
 from sppo_jax.schedule.generators import make_table
@@ -372,6 +373,36 @@ def draw_gpt_oss(seed: int) -> Case:
         rope=dict(theta=50.0, scaling="yarn", factor=4.0, original_length=16, truncate=False),
     )
     return replace(case, plan=plan, model=model, dtype="float64")
+
+
+def draw_period(seed: int) -> Case:
+    """Draws a program whose groups run again from their first layer's input; a third have layers as in gpt-oss.
+
+    Args:
+        seed: as in `draw_window`.
+    """
+    return with_period((draw_kinds, draw_unlike_groups, draw_gpt_oss)[seed // 2 % 3](seed), seed)
+
+
+def with_period(case: Case, seed: int) -> Case:
+    """Gives a program of several kinds of layers a stash of each group's first input alone."""
+    draws, plan = Draws(seed + 9000), dict(case.plan)
+    attention = draws.pick(("keep", "host", "recompute"))
+    plan["places"] = ("period", attention, "recompute")
+    plan["alpha"] = tuple(draws.pick((0.3, 0.7, 1.0, 0.0)) for _ in range(draws.number(1, 3)))
+    if plan.get("kv") in ("rebuild", "host"):
+        plan["kv"] = draws.pick(("host", "rebuild")) if _most_whole(case) <= 1 else "host"
+    if attention == "recompute":
+        plan.pop("attention_from", None)
+    return replace(case, plan=plan)
+
+
+def _most_whole(case: Case) -> int:
+    """Returns the most layers of a group that have no window."""
+    kinds, size = parse_layers(case.model["layers"]), case.model["num_layers"]
+    size //= case.plan["mesh"][1] * case.plan["interleave"]
+    whole = [not case.model["kinds"].get(kind, {}).get("sliding_window", 0) for kind in kinds]
+    return max(sum(whole[begin : begin + size]) for begin in range(0, len(whole), size))
 
 
 def features(case: Case) -> frozenset[str]:

@@ -54,9 +54,9 @@ class Case:
 
 def host_kinds(plan) -> tuple[bool, bool, bool]:
     """Returns whether shares of tokens wait on the host, whether the rest of a layer does, and keys and values."""
-    shares = any(plan.stash.alpha) and "host" in (plan.stash.inputs, plan.stash.attention)
+    shares = any(plan.stash.alpha) and {"host", "period"} & {plan.stash.inputs, plan.stash.attention}
     has_time = max(plan.table().bundle_gaps) >= MIN_HOST_GAP
-    return shares, plan.stash.rest == "host" and has_time, plan.stash.kv == "host" and has_time
+    return bool(shares), plan.stash.rest == "host" and has_time, plan.stash.kv == "host" and has_time
 
 
 def batches(rng, plan, vocab_size, count):

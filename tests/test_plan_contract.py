@@ -1,5 +1,6 @@
 """What the planner charges is what the program performs: ring bytes, stash bytes by class, slots and ticks, exactly."""
 
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -35,7 +36,7 @@ from sppo_jax.program.fold import unfold
 from sppo_jax.program.ring import AttentionShape, Ring
 from sppo_jax.program.stash import slot_bytes, stash_classes
 from sppo_jax.schedule.waiting import waiting_room
-from sppo_jax.search.evaluate import costs_of, shape_of_plan
+from sppo_jax.search.evaluate import costs_of, memory_of, shape_of_plan
 from sppo_jax.search.make import make_plan
 
 NUM_PLANS = 200
@@ -156,6 +157,18 @@ def with_states(config):
     return replace(config, model=replace(config.model, **model))
 
 
+def with_period(config):
+    """Returns the config of a model of two kinds, one with a window, whose groups run again from their first input."""
+    schedule, pipe = replace(config.schedule, name="breadth-first", interleave=2), config.mesh.pipe
+    local = {"sliding_window": config.mesh.seq, "head_dim": 2 * config.model.head_dim, "mlp_size": 40}
+    pattern = f"{2 * pipe}x(2xlocal,full)"
+    if pipe == 1:
+        local, pattern = {"sliding_window": config.mesh.seq, "rope": {"theta": 50.0}}, "3xlocal,2xfull,local"
+    stash = replace(config.stash, inputs="period", rest="recompute", kv="auto")
+    model = replace(config.model, num_layers=6 * pipe, layers=pattern, kinds={"local": local})
+    return replace(config, model=model, schedule=schedule, stash=stash)
+
+
 def with_late_attention(plan):
     """Returns a plan that stashes the attention outputs of late chunks alone, if it has some and the rules allow it."""
     first = len(plan.chunk_lengths) // 2
@@ -194,11 +207,13 @@ def plans():
                     config = with_kinds(config)
                 elif len(found) % 7 == 4:
                     config = with_states(config)
+                if len(found) % 9 == 8:
+                    config = with_period(config)
                 plan = make_plan(config)
                 if len(found) % 4 == 3:
                     config = with_shapes(config, plan)
                     plan = make_plan(config)
-                elif len(found) % 4 == 2:
+                elif len(found) % 4 == 2 and plan.stash.inputs != "period":  # whose early and late chunks share rows
                     plan = with_late_attention(plan)
                 step = Step(plan, build_model(config, abstract=True), None, train=True)
             except ValueError:
@@ -291,6 +306,23 @@ def test_stash_bytes_are_those_charged_class_by_class(plans):
     assert sum(bool(name.host_kv) for _, _, step in plans for name in step.program.stash.classes) > 10
     assert sum(bool(step.layers.states) for _, _, step in plans) > 10
     assert any(not step.layers.kv for _, _, step in plans)
+    of_period = [plan.stash for _, plan, _ in plans if plan.stash.inputs == "period"]
+    assert len(of_period) > 15 and {stash.kv for stash in of_period} > {"keep", "host"}
+    assert {stash.attention for stash in of_period} == {"keep", "host", "recompute"}
+
+
+def test_keys_and_values_of_periods_are_those_charged(plans):
+    """A layer with a window has those of its window and a chunk."""
+    seen = 0
+    for config, plan, step in plans:
+        if plan.stash.inputs != "period":
+            continue
+        itemsize, slots = jnp.dtype(step.model.dtype).itemsize, step.program.prefixes.num_slots
+        of_slot = sum(map(math.prod, step._cache_shapes()))
+        holders = memory_of(plan, config).holders
+        assert sum(one.size_bytes for one in holders if one.name == "kv") == 2 * itemsize * slots * of_slot
+        seen += len(step.layers.kv) > 1
+    assert seen > 10
 
 
 @pytest.fixture
@@ -312,15 +344,18 @@ def test_ring_bytes_are_those_charged(plans, cheap_attention):
             if spec.kind == "H" or plan.ring == 1:
                 continue
             again = spec.kind == "F" or (spec.stash.own is not None and spec.stash.own.recomputes)
-            passes = [("F", spec.passes.forward)] if again else []
-            passes += [("B", spec.passes.backward)] if spec.kind == "B" else []
-            for kind, which in passes:
-                for name, shape in step.head_shapes.items():
+            for name, shape in step.head_shapes.items():
+                # A layer that runs again from its tail computes attention again, and has no keys but these.
+                tail = step.layers.tails.get(name)
+                passes = [("F", spec.passes.forward)] if again or tail else []
+                passes += [("B", spec.passes.backward)] if spec.kind == "B" else []
+                for kind, which in passes:
                     heads = shape.num_heads, shape.num_kv_heads, shape.head_dim, np.dtype(step.model.dtype)
-                    of_tick = spec.tokens * plan.ulysses, spec.passes.bound
-                    of_layer = sent_bytes(kind, which, plan.ring, *of_tick, *heads, plan.kernel)
+                    tokens = spec.tokens * plan.ulysses
+                    bound = tail[1] + tokens if tail else spec.passes.bound
+                    of_layer = sent_bytes(kind, which, plan.ring, tokens, bound, *heads, plan.kernel)
                     sent += kinds.count(name) / len(kinds) * of_layer
-                seen[kind, which, plan.kernel] += 1
+                    seen[kind, which, plan.kernel] += 1
         # A mean of two kinds is rounded; of one kind the bytes are whole.
         assert charged == (sent if len(step.blocks) == 1 else pytest.approx(sent, rel=1e-12)), plan.describe()
     assert len(seen) == 8 and min(seen.values()) > 50

@@ -218,6 +218,7 @@ def test_json_errors(text, words):
 
 STASH = make().stash
 AGAIN = StashPlan(inputs="recompute", attention="recompute", rest="recompute", alpha=())
+PERIOD = StashPlan(inputs="period", attention="host", rest="recompute", alpha=())
 BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
 
 
@@ -243,7 +244,10 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
             "must be at most 6 token counts, got 7",
         ),
         (dict(kv_slots=2), "kv_slots of a plan must be 1 for the schedule, got 2"),
-        (dict(stash=replace(STASH, inputs="moon")), "stash.inputs must be one of keep, host, recompute, got 'moon'"),
+        (
+            dict(stash=replace(STASH, inputs="moon")),
+            "must be one of keep, host, recompute, period, got 'moon'",
+        ),
         (dict(stash=replace(STASH, kv_grad_dtype="int8")), "kv_grad_dtype must be one of"),
         (
             dict(stash=replace(STASH, inputs="recompute")),
@@ -257,6 +261,10 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
         (
             dict(schedule=BY_GROUPS, stash=replace(AGAIN, alpha=(0.0,) * 9, kv="rebuild")),
             "stash.kv=rebuild must have a stash of every layer, got stash.inputs=recompute",
+        ),
+        (
+            dict(stash=replace(PERIOD, alpha=STASH.alpha, rest="keep")),
+            "stash.rest must be recompute where stash.inputs=period, got keep",
         ),
         (
             dict(schedule=BY_GROUPS, chunk_lengths=(56,), stash=replace(STASH, alpha=(0.0,) * 4, kv="rebuild")),

@@ -2,6 +2,7 @@
 
 import ast
 import collections
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,22 @@ CASES = {
         dict(places=("recompute", "keep", "auto")),
         "must be recompute where stash.inputs=recompute, got keep",
     ),
+    "_rest_of_period": (
+        dict(places=("period", "keep", "host")),
+        "stash.rest must be recompute where stash.inputs=period, got host; change it, or use stash.inputs=host",
+    ),
+    "_kinds_of_period": (
+        dict(places=("period", "auto", "auto"), is_mixed=False),
+        "stash.inputs=period must have a model with layers of several kinds, got layers that are all alike; use ",
+    ),
+    "_teams_of_period": (
+        dict(places=("period", "auto", "auto"), groups="auto"),
+        "stash.inputs=period must have sequence.groups=static, got auto; change it, or use stash.inputs=host",
+    ),
+    "_rebuilds_of_period": (
+        dict(places=("period", "auto", "auto"), kv="rebuild", most_whole=2),
+        "must have at most one layer without a window in a group where stash.inputs=period, got 2; use stash.kv=host",
+    ),
     "_balance_over_batch": (
         dict(balance_over="batch", sequences=4, wave=2),
         "all forwards of a step before its first backward, got 4 sequences of a pipeline in waves of 2",
@@ -144,6 +161,22 @@ def test_groups_of_one_stage_have_as_many_layers_of_each_shape():
         check(Facts(kinds=kinds, stacks=stacks, pipe=1, interleave=2))
     with pytest.raises(Broken, match=r"into equal patterns of model.layers, got 3 parts; use 1, or another pattern"):
         check(Facts(kinds=kinds, stacks=stacks, pipe=3))
+
+
+def test_the_last_group_of_one_stage_may_be_the_beginning_of_a_period():
+    period = ("local", "local", "full")
+    facts = Facts(num_layers=8, kinds=(*period, *period, "local", "local"), stacks=("a",) * 8, pipe=1, interleave=3)
+    check(facts)
+    assert layers_per_virtual_stage(8, 1, 3, facts.kinds, facts.stacks) == 3
+    for change in (
+        dict(interleave=5),
+        dict(pipe=3, interleave=1),
+        dict(has_sums=True),
+        dict(stacks=("a",) * 7 + ("b",)),
+        dict(kinds=(*period, *period, "full", "local")),
+        dict(kinds=()),
+    ):
+        assert list(broken(replace(facts, **change))), change
 
 
 def test_each_factor_suits_the_kind_of_sequence_parallelism():

@@ -13,6 +13,7 @@ from sppo_jax.config.section import ConfigError, Section
 from sppo_jax.rules import Facts
 
 Place = Literal["auto", "keep", "host", "recompute"]
+InputPlace = Literal["auto", "keep", "host", "recompute", "period"]
 # Steps, seeds and positions are int32 on the devices.
 _INT32 = 2**31 - 1
 _MOST_SIMULATED = 1024
@@ -180,15 +181,17 @@ class StashConfig(Section):
 
     Args:
         inputs: place of the inputs of the layers: "keep" is device memory, "host" is host memory, "recompute"
-            recomputes them from the input of the virtual stage; "auto": chosen by the planner.
+            recomputes them from the input of the virtual stage; "period" does so too, with a share of these inputs on
+            the host and few keys and values for layers with a window, and needs layers of several kinds; "auto":
+            chosen by the planner.
         attention: place of the attention outputs: "keep" is device memory, "host" is host memory, "recompute"
             recomputes them in the backward pass; "auto": chosen by the planner, which may stash only those of the last
             chunks in breadth-first schedules.
         rest: place of the other saved matrix products of a layer: "keep" is device memory, "host" is host memory,
             "recompute" recomputes them in the backward pass; "auto": chosen by the planner.
         alpha: share of the tokens of a chunk whose inputs and attention outputs go to the host, where their place is
-            "host"; 0 to 1, one number or a list with one number per diagonal of the schedule; "auto": chosen by the
-            planner.
+            "host" or "period"; 0 to 1, one number or a list with one number per diagonal of the schedule; "auto":
+            chosen by the planner.
         kv_grad_dtype: dtype in which the gradients of keys and values are summed; "auto": float32 where it fits, else
             bfloat16.
         kv: how keys and values reach the backward pass: "keep" keeps those of all layers in device memory; "rebuild"
@@ -202,7 +205,7 @@ class StashConfig(Section):
     """
 
     section: ClassVar[str] = "stash"
-    inputs: Place = "auto"
+    inputs: InputPlace = "auto"
     attention: Place = "auto"
     rest: Place = "auto"
     alpha: Literal["auto"] | float | tuple[float, ...] = "auto"

@@ -66,7 +66,7 @@ from sppo_jax.program.counters import needs_tables
 from sppo_jax.program.program import lower
 from sppo_jax.program.ring import AttentionShape, mixed_shape
 from sppo_jax.program.stash import StashClass
-from sppo_jax.rules import Facts, check, layers_per_virtual_stage
+from sppo_jax.rules import Facts, check, group_size, layers_per_virtual_stage
 
 
 class TokenScores(NamedTuple):
@@ -115,7 +115,8 @@ class Step:
             return ((None,) * layers_per_virtual_stage(num_layers, pipe, groups),) * groups
         config = self.model.config
         kinds = config.kind_names
-        size = layers_per_virtual_stage(len(kinds), pipe, groups, kinds, config.stack_names)
+        has_sums = config.routed.count > 0
+        size = layers_per_virtual_stage(len(kinds), pipe, groups, kinds, config.stack_names, has_sums=has_sums)
         return tuple(kinds[size * group : size * (group + 1)] for group in range(groups))
 
     def _traced(
@@ -129,6 +130,7 @@ class Step:
         plan, dtype, heads, shares = self.plan, jnp.dtype(self.model.dtype), {}, {}
         windows: dict[str | None, int] = {}
         states: dict[str | None, StateShape] = {}
+        is_period = plan.stash.inputs == "period"
         for kind, block in self.blocks.items():
             projected, state, like = self._traced_layer(kind, block)
             if jax.tree.leaves(like):
@@ -145,13 +147,23 @@ class Step:
                 num_kv_heads=sequence.cache_heads(k.shape[1], plan.ulysses),
                 head_dim=q.shape[2],
                 itemsize=dtype.itemsize,
-                window=windows[kind] // plan.ring if plan.kernel == "cudnn" else 0,
+                window=windows[kind] // plan.ring if plan.kernel == "cudnn" or is_period else 0,
+                is_tail=is_period,
             )
-        caches: dict[tuple[int, int], list[str | None]] = {}
+        most_whole = max(sum(windows.get(kind, 1) == 0 for kind in kinds) for kinds in groups)
+        of_period = Facts(places=(plan.stash.inputs, *["auto"] * 2), kv=plan.stash.kv, most_whole=most_whole)
+        check(replace(of_period, is_mixed=None not in self.blocks))
+        tails = {
+            kind: (shape.num_kv_heads, shape.window, shape.head_dim)
+            for kind, shape in heads.items()
+            if is_period and shape.window
+        }
+        caches: dict[tuple, list[str | None]] = {}
         for kind, shape in heads.items():
-            caches.setdefault((shape.num_kv_heads, shape.head_dim), []).append(kind)
+            caches.setdefault((shape.num_kv_heads, shape.head_dim, tails.get(kind)), []).append(kind)
         kv = tuple(map(tuple, caches.values()))
-        layers = Layers(self.blocks, self.stacks, groups[0], groups, kv, tuple(shares), windows, _alike(states), states)
+        own = dict(tails=tails, states=_alike(states), state_shapes=states)
+        layers = Layers(self.blocks, self.stacks, groups[0], groups, kv, tuple(shares), windows, **own)
         return heads, layers, self._shares_layout(shares)
 
     def _traced_layer(self, kind: str | None, block: Block):
@@ -401,7 +413,7 @@ class Step:
             modes=self._modes(sequences),
             keeps_order=keeps_order(self.platform),
         )
-        cache_shapes = self._cache_shapes(executor.member_tokens)
+        cache_shapes = self._cache_shapes()
         if not self.train:
             scored = executor.run(evaluation_state(executor, cache_shapes))
             return tuple(x[:, : striped[0].shape[1], None] for x in (scored.losses_MS, scored.hits_MS))
@@ -449,7 +461,7 @@ class Step:
 
         def whole(like):
             num_layers, *own = like.shape
-            of_group = num_layers // (self.plan.mesh.pipe * self.plan.schedule.interleave)
+            of_group = group_size(num_layers, self.plan.mesh.pipe * self.plan.schedule.interleave)
             return jax.ShapeDtypeStruct((of_group, *own), dtype if is_cast(like, 1) else like.dtype)
 
         shards = jax.tree.map(
@@ -488,9 +500,14 @@ class Step:
         ]
         return teams.find_modes(sequences.documents, *of_member, self.mesh.axis_names)
 
-    def _cache_shapes(self, tokens: int) -> list[tuple[int, ...]]:
-        of_caches = [(self.head_shapes[kinds[0]], self.layers.count(kinds)) for kinds in self.layers.kv]
-        return [(count, shape.num_kv_heads, tokens, shape.head_dim) for shape, count in of_caches]
+    def _cache_shapes(self) -> list[tuple[int, ...]]:
+        plan = self.plan
+        of_chunk, length, found = self.program.max_tokens * plan.ulysses, plan.sequence_length // plan.ring, []
+        for kinds in self.layers.kv:
+            shape, tail = self.head_shapes[kinds[0]], self.layers.tails.get(kinds[0])
+            tokens = (tail[1] if tail else length) + of_chunk
+            found.append((self.layers.count(kinds), shape.num_kv_heads, tokens, shape.head_dim))
+        return found
 
     def _kv_grad_dtype(self, dtype):
         return accumulator(dtype) if self.plan.stash.kv_grad_dtype == "float32" else jnp.dtype(jnp.bfloat16)

@@ -90,7 +90,9 @@ def to_physical(params: nnx.State, shapes: nnx.State, others: Any, plan: Plan) -
     stages, groups = plan.mesh.pipe, plan.schedule.interleave
 
     def spread(x, like):
-        return x if x.ndim > len(like.shape) else x.reshape(groups, stages, -1, *x.shape[1:])
+        if x.ndim > len(like.shape):
+            return x
+        return _filled(x, groups * stages).reshape(groups, stages, -1, *x.shape[1:])
 
     def pad(x_VD):
         return jnp.pad(x_VD, ((0, -x_VD.shape[0] % stages), (0, 0)))
@@ -133,10 +135,16 @@ def physical_specs(physical: Physical) -> Physical:
 def arrange(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Returns layers in order, [L, ...], or where they run, [v, P, layers, ...]; pads or cuts as `fit`."""
     if x.ndim < len(shape):
-        x = x.reshape(*shape[:3], *x.shape[1:])
+        x = _filled(x, shape[0] * shape[1]).reshape(*shape[:3], *x.shape[1:])
     elif x.ndim > len(shape):
         x = x.reshape(-1, *x.shape[3:])
     return fit(x, shape)
+
+
+def _filled(x: jax.Array, parts: int) -> jax.Array:
+    """Returns layers [L, ...] with layers of zeros behind them, so that so many parts have as many."""
+    missing = -x.shape[0] % parts
+    return fit(x, (x.shape[0] + missing, *x.shape[1:])) if missing else x
 
 
 def fit(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -7,6 +7,7 @@ token, n layers of a group, W elements of a layer's shares.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -20,11 +21,11 @@ from sppo_jax.attention.sinks import sinks_gradient, with_sinks
 from sppo_jax.dtypes import accumulator
 from sppo_jax.mixers.mixer import Operands
 from sppo_jax.models.stacks import of_stack
-from sppo_jax.pipeline import mixing
+from sppo_jax.pipeline import mixing, period
 from sppo_jax.pipeline.block import Block, Projected, Residuals, Weights
 from sppo_jax.pipeline.kinds import WHOLE, At, Number, run_layers, with_part
 from sppo_jax.pipeline.shares import SharesLayout
-from sppo_jax.pipeline.stash import KEYS_VALUES, STATE, StashLayout, chunk_entries
+from sppo_jax.pipeline.stash import KEYS_VALUES, STATE, TAILS, StashLayout, chunk_entries
 from sppo_jax.pipeline.when import when
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.program.stash import StashClass
@@ -50,6 +51,7 @@ class Layers:
         kv: the kinds of each cache, whose keys and values have one shape.
         shares: the kinds whose layers return shares.
         windows: the tokens that a token attends to in layers of each kind; 0: all before it.
+        tails: the shape [K, W, H] of a tail, of kinds whose caches hold a tail and a chunk; see `pipeline.period`.
         states: the kinds of each buffer of states, which have one shape.
         state_shapes: of each kind whose layers have a state.
     """
@@ -61,6 +63,7 @@ class Layers:
     kv: tuple[tuple[str | None, ...], ...]
     shares: tuple[str | None, ...]
     windows: Mapping[str | None, int]
+    tails: Mapping[str | None, tuple[int, int, int]] = field(default_factory=dict)
     states: tuple[tuple[str | None, ...], ...] = ()
     state_shapes: Mapping[str | None, mixing.StateShape] = field(default_factory=dict)
 
@@ -82,14 +85,18 @@ class Layers:
         stack = self.stacks[at.kind]
         return at.among([kind for kind, name in self.stacks.items() if name == stack])
 
+    def attends_to_all(self, kind: str | None) -> bool:
+        """Returns whether a kind's layers have keys and values of a whole sequence."""
+        return not self.blocks[kind].has_state and kind not in self.tails
+
     @property
     def choosing(self) -> tuple[str | None, ...]:
         """The kinds whose layers choose."""
         return tuple(kind for kind, block in self.blocks.items() if block.chooses)
 
     def count(self, kinds: Sequence[str | None]) -> int:
-        """Returns the layers of a group that are of some kinds."""
-        return sum(map(self.kinds.count, kinds))
+        """Returns the layers of a group that are of some kinds, the most of any group."""
+        return max(sum(map(group.count, kinds)) for group in self.groups)
 
 
 class Stage:
@@ -112,8 +119,19 @@ class Stage:
 
     def stashes_input_alone(self, layout: StashLayout) -> bool:
         """Returns whether a group has only its input in the stash; of a lone layer without a name that is all of it."""
-        is_named = self.places.inputs == "recompute" and None not in self.layers.blocks
-        return is_named or layout.num_layers != self.num_layers
+        if None not in self.layers.blocks:
+            return self.places.inputs == "recompute"
+        return layout.num_layers != self.num_layers
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether a group of layers has its first layer's input and tails in the stash; see `pipeline.period`."""
+        return self.places.inputs == "period"
+
+    @property
+    def writes_late(self) -> bool:
+        """Whether each layer's backward writes the keys and values of a chunk again, which is the only one."""
+        return self.places.kv == "recompute" and not self.runs_again
 
     def holding(self, slots) -> "Stage":
         """Returns the same stage with these parameters in its slots."""
@@ -155,10 +173,25 @@ class Stage:
             states = {kind: self.state_arrays(kind) for kind in shapes}
             entries = chunk_entries(stash, of_group, [(WHOLE.kind,)])
             return StashLayout(entries | chunk_entries(stash, states, self.layers.groups), 1, num_slots)
-        named = {kind: {"x": x_TD} | self._stashed(kind, of_kind, stash) for kind, of_kind in shapes.items()}
         again = {"rebuild": ("x",), "host": KEYS_VALUES}.get(self.places.kv, ())
+        if self.runs_again:
+            of_layers = {kind: self._of_layer_again(kind, of_kind, stash) for kind, of_kind in shapes.items()}
+            groups = [(WHOLE.kind, *kinds) for kinds in self.layers.groups]
+            states = chain.from_iterable(map(self.state_arrays, shapes))
+            again = ("x", "chosen", *TAILS, *states) if self.places.kv == "rebuild" else again
+            entries = chunk_entries(stash, {WHOLE.kind: {"x": x_TD}} | of_layers, groups)
+            return StashLayout(entries, self.num_layers, num_slots, again, has_short_rows)
+        named = {kind: {"x": x_TD} | self._stashed(kind, of_kind, stash) for kind, of_kind in shapes.items()}
         entries = chunk_entries(stash, named, self.layers.groups)
         return StashLayout(entries, self.num_layers, num_slots, again, has_short_rows)
+
+    def _of_layer_again(self, kind: str | None, shapes: "LayerShapes", stash) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns what a layer stashes of a group that runs again: all but its input, or with a window its tail."""
+        named = self._stashed(kind, shapes, stash)
+        if kind not in self.layers.tails:
+            return named
+        tail_KWH = jax.ShapeDtypeStruct(self.layers.tails[kind], shapes.projected.k_TKH.dtype)
+        return {name: x for name, x in named.items() if name == "chosen"} | dict.fromkeys(TAILS, tail_KWH)
 
     def _choices(self, x_TD, shapes: Mapping[str | None, "LayerShapes"]) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the choices of all layers of a group, which lie beside its input."""
@@ -173,6 +206,11 @@ class Stage:
         """Returns the arrays of the state before a chunk in a layer of a kind."""
         of_kind = self.layers.state_shapes.get(kind)
         return {} if of_kind is None else mixing.numbered(STATE, of_kind.state)
+
+    def stashed_state(self, at: At, saved: Mapping[str, jax.Array]) -> Any:
+        """Returns the state before a chunk from a layer's stash; None for a layer without a state."""
+        of_kind = self.layers.state_shapes.get(at.kind)
+        return None if of_kind is None else mixing.unnumbered(STATE, saved, of_kind.state)
 
     def _stashed(self, kind: str | None, shapes: "LayerShapes", stash) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns what a layer stashes besides its input."""
@@ -233,10 +271,21 @@ class Memory(NamedTuple):
 
 
 class Again(NamedTuple):
-    """What a layer chose when it ran first, and the state that it began with; None for a layer without."""
+    """What a layer that runs again has of its first run.
+
+    Args:
+        chosen_Tk: what it chose; None for a layer that chooses nothing.
+        state: what it began with; None for a layer without a state.
+        saved: its stash, where a period runs again.
+        writes: whether its keys and values are written again.
+        attends: 1 where the attention outputs of its stash are not the chunk's.
+    """
 
     chosen_Tk: jax.Array | None
     state: Any = None
+    saved: dict[str, jax.Array] = {}
+    writes: bool = False
+    attends: jax.Array | int = 0
 
 
 def forward(stage: Stage, unit: Unit, x_TD, memory: Memory, split: Split, stash=None, held=None, early=None):
@@ -268,7 +317,7 @@ def forward(stage: Stage, unit: Unit, x_TD, memory: Memory, split: Split, stash=
         )
         return y_TD, memory, parts, held, early
     whole_layers = layout is not None and not stage.stashes_input_alone(layout)
-    if layout is not None and not whole_layers:
+    if layout is not None and (stage.runs_again or not whole_layers):
         parts = layout.put(*parts, unit.stash_slot, WHOLE, {"x": x_TD})
 
     def body(carry, at):
@@ -331,11 +380,18 @@ def _mix_by_attention(stage, projected, unit, at, memory, split, again) -> tuple
     cache, layer = memory.caches[number], at.among(layers.kv[number])
     chunk, split = unit.chunks[window], split._replace(window=window)
     _, k, v, _ = projected
-    if again is None:
+    tail, of_tail = layers.tails.get(at.kind), {}
+    if tail and again is None:
+        of_tail = period.tail_of(cache, chunk, layer, tail)
+    elif tail:
+        cache = period.with_tail(cache, chunk, layer, again.saved)
+    if again is None or again.writes:
         cache = teams.write_prefix(cache, k, v, chunk, layer, split)
-    out, lse = _attend(projected, cache, chunk, layer, split)
+    out, lse = _attend_unless_saved(again, lambda: _attend(projected, cache, chunk, layer, split))
+    if tail and again is None:
+        cache = period.moved_on(cache, chunk, layer, tail, out)
     memory = memory._replace(caches=_with(memory.caches, number, cache))
-    return out, memory, {"lse": lse, "k": k, "v": v}
+    return out, memory, {"lse": lse, "k": k, "v": v, **of_tail}
 
 
 def _mix_with_state(stage, operands, unit, at, memory, split, again) -> tuple[jax.Array, Memory, dict]:
@@ -363,6 +419,18 @@ def _attend(projected: Projected, cache: Cache, chunk: Chunk, layer, split: Spli
     """Returns the output and the LSE of a chunk's queries over their prefix and the layer's sinks."""
     out, lse = teams.forward(projected.q_TNH, projected.k_TKH, cache, chunk, layer, split)
     return (out, lse) if projected.sinks_N is None else with_sinks(out, lse, projected.sinks_N)
+
+
+def _attend_unless_saved(again: Again | None, attend: Callable) -> tuple[jax.Array, jax.Array]:
+    """Returns the output and the LSE of `attend()`, or those of the first run where the stash has the chunk's."""
+    if again is None or "out" not in again.saved:
+        return attend()
+    return _with_outputs_of(again.saved, again.attends, attend)
+
+
+def _with_outputs_of(saved, attends, attend: Callable) -> tuple[jax.Array, jax.Array]:
+    with jax.named_scope("attention_turn"):
+        return when(attends, lambda _: attend(), (saved["out"], saved["lse"]))
 
 
 def _at_its_group(stage: Stage, unit: Unit, run: Callable, carry, *held, name: str = "pattern"):
@@ -433,8 +501,11 @@ def backward(stage: Stage, unit: Unit, dy_TD, caches: tuple[Cache, ...], sums: S
 
         (dx_TD, caches, sums), (held,) = _at_its_group(stage, unit, run, (dy_TD, caches, sums), held)
         return dx_TD, caches, sums, held
-    writes = stage.places.kv == "recompute"
-    if stage.stashes_input_alone(layout):
+    writes = stage.writes_late
+    if stage.runs_again:
+        (layout, kept, fetched), caches = _rerun_period(stage, unit, stash, caches, splits)
+        unit, splits = unit._replace(stash_slot=0), splits._replace(again=0)
+    elif stage.stashes_input_alone(layout):
         read = partial(layout.get, kept, fetched, unit.stash_slot)
         layout, kept, fetched = _rerun(stage, unit, read(WHOLE), read, caches, splits)
         unit = unit._replace(stash_slot=0)
@@ -473,22 +544,53 @@ def rebuild(stage: Stage, unit: Unit, caches: tuple[Cache, ...], split: Split, s
             return rebuild(stage, unit, caches, split, stash, behind)
 
         return _at_its_group(stage, unit, run, caches, name="again_pattern")[0]
+    if stage.runs_again and layout.again != KEYS_VALUES:
+        return _rebuild_period(stage, unit, caches, split, stash, behind)
 
     def body(carry, at):
         (caches,) = carry
-        if stage.layers.blocks[at.kind].has_state:
-            return carry
-        values, number = layout.get_again(kept, fetched, unit.stash_slot, at), stage.layers.cache_of(at.kind)
+        if stage.layers.blocks[at.kind].has_state or at.kind in stage.layers.tails:
+            return (caches,)  # it has none, or its period writes them
+        values = layout.get_again(kept, fetched, unit.stash_slot, at)
         if layout.again == KEYS_VALUES:
             k, v = values["k"], values["v"]
         else:
             block = stage.layers.blocks[at.kind]
             _, k, v, _ = block.before(stage.layer_weights(unit, at), values["x"], unit.positions_T)
-        layer, window = at.among(stage.layers.kv[number]), stage.layers.windows[at.kind]
-        cache = teams.write_prefix(caches[number], k, v, unit.chunks[window], layer, split, behind=behind)
-        return (_with(caches, number, cache),)
+        return (_rewritten(stage, unit, caches, at, k, v, split, behind),)
 
     return run_layers(stage.layers.kinds, body, (caches,))[0][0]
+
+
+def _rewritten(stage, unit, caches, at, k, v, split, behind) -> tuple[Cache, ...]:
+    number = stage.layers.cache_of(at.kind)
+    layer, window = at.among(stage.layers.kv[number]), stage.layers.windows[at.kind]
+    cache = teams.write_prefix(caches[number], k, v, unit.chunks[window], layer, split, behind=behind)
+    return _with(caches, number, cache)
+
+
+def _rebuild_period(stage, unit, caches, split, stash, behind):
+    """Writes the keys and values of the only layer without a window, behind layers that need no chunk before."""
+    layout, kept, fetched = stash
+    layers, slot = stage.layers, unit.stash_slot
+    whole = [number for number, kind in enumerate(layers.kinds) if layers.attends_to_all(kind)]
+    if not whole:
+        return caches
+
+    def body(carry, at):
+        x, caches = carry
+        saved = layout.get_again(kept, fetched, slot, at)
+        again = Again(saved.get("chosen"), stage.stashed_state(at, saved), saved, writes=True)
+        y, memory, _ = _forward_layer(stage, x, unit, at, Memory(caches), split, again=again)
+        return y, memory.caches
+
+    (number,) = whole
+    carry = layout.get_again(kept, fetched, slot, WHOLE)["x"], caches
+    before = layers.kinds[:number]
+    x_TD, caches = run_layers(before, body, carry)[0] if before else carry
+    at = At(layers.kinds[number], {kind: before.count(kind) for kind in layers.kinds})
+    _, k, v, _ = layers.blocks[at.kind].before(stage.layer_weights(unit, at), x_TD, unit.positions_T)
+    return _rewritten(stage, unit, caches, at, k, v, split, behind)
 
 
 def _rerun(stage, unit, saved, states, caches, splits):
@@ -506,14 +608,38 @@ def _rerun(stage, unit, saved, states, caches, splits):
         chosen = None
         if layers.blocks[at.kind].chooses:
             chosen = lax.dynamic_index_in_dim(saved["chosen"], at.among(layers.choosing), 1, keepdims=False)
-        of_kind, state = layers.state_shapes.get(at.kind), None
-        if of_kind is not None:
-            state = mixing.unnumbered(STATE, states(at), of_kind.state)
-        y, _, values = _forward_layer(stage, x, unit, at, Memory(caches), splits.forward, again=Again(chosen, state))
+        again = Again(chosen, stage.stashed_state(at, states(at)))
+        y, _, values = _forward_layer(stage, x, unit, at, Memory(caches), splits.forward, again=again)
         return y, layout.put(kept, None, 0, at, values)[0]
 
     (_, kept), _ = run_layers(layers.kinds, body, (x_TD, layout.kept_buffers()))
     return layout, kept, None
+
+
+def _rerun_period(stage, unit, stash, caches, splits):
+    """Recomputes a chunk's stash from the period's input; writes tails, and keys and values that are not there.
+
+    Returns:
+        the stash, as `backward` takes it, and the caches.
+    """
+    of_period, *filled = stash
+    layers, slot = stage.layers, unit.stash_slot
+    x_TD = of_period.get(*filled, slot, WHOLE)["x"]
+    named = {kind: _made_again(stage, kind, x_TD, unit.positions_T) for kind in layers.blocks}
+    layout = StashLayout(chunk_entries(StashClass(x_TD.shape[0]), named, [layers.kinds]), stage.num_layers, 0)
+    unit = unit._replace(chunks=splits.forward_chunks)
+    is_only = stage.places.kv == "recompute"
+
+    def body(carry, at):
+        x, kept, caches = carry
+        saved = of_period.get(*filled, slot, at)
+        writes = at.kind in layers.tails or is_only
+        again = Again(saved.get("chosen"), stage.stashed_state(at, saved), saved, writes, splits.again)
+        y, memory, values = _forward_layer(stage, x, unit, at, Memory(caches), splits.forward, again=again)
+        return y, layout.put(kept, None, 0, at, values)[0], memory.caches
+
+    (_, kept, caches), _ = run_layers(layers.kinds, body, (x_TD, layout.kept_buffers(), caches))
+    return (layout, kept, None), caches
 
 
 def _made_again(stage, kind, x_TD, positions_T) -> dict:
@@ -543,7 +669,7 @@ def _saved_vjps(stage, kind, weights, saved, unit):
     if block.has_state:
         saved_heads = mixing.unnumbered("heads", saved, projected.heads)
         projected = block.before(weights, x, unit.positions_T)._replace(heads=saved_heads)
-    elif stage.places.kv == "recompute" or projected.sinks_N is not None:
+    elif stage.writes_late or projected.sinks_N is not None:
         projected = block.before(weights, x, unit.positions_T)._replace(q_TNH=saved["q"])
     else:
         projected = Projected(saved["q"], projected.k_TKH, projected.k_TKH)
@@ -574,21 +700,22 @@ def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
     vjps = _saved_vjps if "q" in saved else _made_vjps
     projected, vjp_before, vjp_after = vjps(stage, at.kind, weights, saved, unit)
     q, k, v, sinks = projected
-    if stage.places.kv == "recompute":
+    if stage.writes_late:
         cache = teams.write_prefix(cache, k, v, forward_chunk, layer, splits.forward)
 
-    def attend(_):
+    def attend():
         return _attend(projected, cache, forward_chunk, layer, splits.forward)
 
     if "out" in saved:
-        with jax.named_scope("attention_turn"):
-            out, lse = when(splits.again, attend, (saved["out"], saved["lse"]))
+        out, lse = _with_outputs_of(saved, splits.again, attend)
     else:
-        out, lse = attend(None)
+        out, lse = attend()
     after = _backward_after(stage, unit, at, dy, vjp_after, out, sums)
-    dout = after.dout
+    dout, prefix = after.dout, sums.prefixes[number]
     attended = Attended(q, out, lse, dout)
-    dq, dk, dv, prefix = teams.backward(attended, k, cache, sums.prefixes[number], chunk, layer, splits.backward)
+    if at.kind in of_group.tails:
+        prefix = period.handed_on(prefix, chunk, layer, of_group.tails[at.kind])
+    dq, dk, dv, prefix = teams.backward(attended, k, cache, prefix, chunk, layer, splits.backward)
     early = saved["early"]
     if early is not None:
         dq, early = lax.optimization_barrier((dq, early))

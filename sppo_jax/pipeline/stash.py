@@ -31,6 +31,7 @@ ELEMENT = jnp.uint16  # of packed arrays of any dtype
 KEYS_VALUES = ("k", "v")
 OUTS = ("out", "lse")
 STATE = "state"  # with a number: an array of the state before a chunk, which stays on the device
+TAILS = ("tail_k", "tail_v")
 
 
 class HostPlace(NamedTuple):
@@ -287,7 +288,8 @@ def chunk_entries(
     Args:
         stash: the class.
         shapes: for each kind arrays of one layer: `x`, `chosen`, `out`, `lse`, `k`, `v` with tokens first, and others,
-            which move whole or not at all; states never move. Under `WHOLE.kind` those of a group.
+            which move whole or not at all: tails where any inputs do, states never. Under `WHOLE.kind` those of a
+            group.
         groups: the kinds of the layers of each group, which takes its turn in the same buffers.
     """
     rows = dict.fromkeys(("x", "chosen"), stash.host_inputs) | dict.fromkeys(OUTS, stash.host_attention)
@@ -299,7 +301,8 @@ def chunk_entries(
     entries: dict[str, Entry] = {}
     for (name, shape, dtype), found in having.items():
         key = name if name not in entries else f"{name}.{found[0]}"
-        host_rows = 0 if name.startswith(STATE) else rows.get(name, shape[0] if stash.host_rest else 0)
+        moves = stash.host_inputs > 0 if name in TAILS else stash.host_rest and not name.startswith(STATE)
+        host_rows = rows.get(name, shape[0] if moves else 0)
         num_layers = max(sum(kind in found for kind in kinds) for kinds in groups)
         entries[key] = Entry(name, shape, dtype, host_rows, tuple(found), num_layers)
     return entries

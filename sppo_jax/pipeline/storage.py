@@ -29,6 +29,7 @@ from sppo_jax.models.leaves import is_cast, is_matrix, num_stacked_dims, part_of
 from sppo_jax.pipeline.layout import SEQ, Physical, arrange, fit
 from sppo_jax.plan.plan import Plan
 from sppo_jax.program.spread import Cut, padded, spread
+from sppo_jax.rules import group_size
 
 # The devices of a stage, on the mesh within a step.
 MEMBERS = ("data", *SEQ)
@@ -75,7 +76,7 @@ def home_of(name: str, shape: tuple[int, ...], plan: Plan, *, in_order: bool = F
     mesh, shape = plan.mesh, tuple(shape)
     if name == "layers":
         groups = 1 if in_order else plan.schedule.interleave
-        stacked = shape[:1] if groups == 1 else (groups, mesh.pipe, shape[0] // (groups * mesh.pipe))
+        stacked = shape[:1] if groups == 1 else (groups, mesh.pipe, group_size(shape[0], groups * mesh.pipe))
         cuts = spread(shape[1:], mesh.data, mesh.seq)
         moved = tuple(Cut(cut.dim + len(stacked), cut.parts) for cut in cuts)
         return Home((*stacked, *padded(shape[1:], cuts)), (*stacked, *shape[1:]), Share(moved), int(groups > 1))

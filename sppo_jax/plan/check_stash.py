@@ -6,9 +6,10 @@ from sppo_jax.schedule.table import Table
 from sppo_jax.schedule.waiting import waiting_room
 
 STASH_PLACES = ("keep", "host", "recompute")
+INPUT_PLACES = (*STASH_PLACES, "period")
 # What each setting may be, in the order in which they are checked.
 PLACES = {
-    "inputs": STASH_PLACES,
+    "inputs": INPUT_PLACES,
     "attention": STASH_PLACES,
     "rest": STASH_PLACES,
     "kv_grad_dtype": ("float32", "bfloat16"),
@@ -41,6 +42,8 @@ def check_stash(stash: StashPlan, schedule: SchedulePlan, table: Table, *, flexi
     Raises:
         ValueError: says the rule, what was found, and what to change.
     """
+    places = stash.inputs, stash.attention, stash.rest
+    check(Facts(places=places, kv=stash.kv, groups="flex" if flexible else "static"))
     if stash.kv != "keep":
         _check_kv(stash, table.num_chunks)
     if stash.waiting == "host":
@@ -55,8 +58,8 @@ def _check_kv(stash: StashPlan, num_chunks: int) -> None:
     if stash.inputs == "recompute":
         asked = "rebuild" if kv == "recompute" else kv
         raise ValueError(
-            f"stash.kv={asked} must have a stash of every layer, got stash.inputs=recompute; use stash.inputs=host or "
-            "keep, or stash.kv=keep"
+            f"stash.kv={asked} must have a stash of every layer, got stash.inputs=recompute; use "
+            "stash.inputs=host or keep, or stash.kv=keep"
         )
     if kv == "host" and num_chunks == 1:
         raise ValueError("stash.kv=host must have at least 2 chunks, got 1; use stash.kv=rebuild, or stash.kv=keep")

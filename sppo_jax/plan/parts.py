@@ -79,18 +79,25 @@ class SchedulePlan:
         return f"{self.name}, interleave {self.interleave}{waves}"
 
 
+def has_share(places: tuple[str, str, str]) -> bool:
+    """Returns whether alpha says how much goes to the host, by the places of inputs, attention outputs and the rest."""
+    return places[0] in ("host", "period") or places[1] == "host"
+
+
 @dataclass(frozen=True, kw_only=True)
 class StashPlan:
     """Where the activations of a chunk wait for its backward.
 
     Args:
-        inputs: place of the layer inputs: "keep" (device memory), "host" or "recompute".
+        inputs: place of the layer inputs: "keep" (device memory), "host" or "recompute"; "period": those of the first
+            layer of each group alone, of which alpha goes to the host. The group runs again in a backward, and with
+            keys and values a layer with a window has those of its window and a chunk.
         attention: place of the attention outputs and their LSE.
         attention_from: the first chunk whose attention outputs are stashed; backward computes attention again for the
             ticks whose chunks all come before. Attention of a late chunk takes longer, its outputs no more memory.
         rest: place of everything else.
         alpha: for each diagonal of the table, the share of a chunk's tokens of inputs and attention outputs
-            that goes to the host, where their place is "host".
+            that goes to the host, where their place is "host", or that of inputs "period".
         kv_grad_dtype: dtype in which dK and dV are accumulated.
         kv: how keys and values reach the backward: "keep" keeps those of every group of layers in device memory;
             "rebuild" makes those of one group at a time again from its layer inputs, while the group behind goes
@@ -109,6 +116,11 @@ class StashPlan:
     kv: str = "keep"
     attention_from: int = 0
     waiting: str = "keep"
+
+    @property
+    def has_share(self) -> bool:
+        """Whether alpha says how much of something goes to the host."""
+        return has_share((self.inputs, self.attention, self.rest))
 
     @property
     def late_attention(self) -> str:

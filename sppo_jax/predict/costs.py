@@ -75,7 +75,7 @@ class StageShape(NamedTuple):
         mesh: devices along each axis.
         ulysses: devices over which heads are spread.
         ring: devices round which keys and values, or queries, travel; `ulysses * ring == mesh.seq`.
-        layers: layers of a virtual stage.
+        layers: layers of a virtual stage, in the mean.
         compute_bytes: bytes of an activation.
         kernel: the attention kernel, "blockwise" or "cudnn".
         length: tokens of a sequence.
@@ -85,7 +85,7 @@ class StageShape(NamedTuple):
     mesh: MeshShape
     ulysses: int
     ring: int
-    layers: int
+    layers: float
     compute_bytes: int
     kernel: str
     length: int
@@ -101,6 +101,8 @@ class Recompute(NamedTuple):
         reach: the tokens of the sequence that a tick may reach for its backward to compute attention again.
         rewrite_kv: the share of backwards in whose ticks keys and values are exchanged and written again.
         kv: whether they are computed again there, too.
+        windows: whether layers with a window run again whole, from a tail of keys and values (`stash.inputs=period`).
+        layers: the share of layers that run once more where keys and values are made again, instead of `kv`.
     """
 
     linear: int = 0
@@ -108,6 +110,8 @@ class Recompute(NamedTuple):
     reach: float = math.inf
     rewrite_kv: float = 0.0
     kv: bool = False
+    windows: bool = False
+    layers: float = 0.0
 
 
 class AttentionOfKind(NamedTuple):
@@ -153,7 +157,7 @@ class CostModel:
 
     Args:
         layer: costs of a layer, a mean where layers are of several kinds.
-        layers: layers of a virtual stage.
+        layers: layers of a virtual stage, in the mean.
         head_flops: FLOPs of a token in the whole head, forward and backward.
         params: parameters of a stage with its share of the vocabulary.
         attention: of each kind of layer.
@@ -174,7 +178,7 @@ class CostModel:
     """
 
     layer: LayerCosts
-    layers: int
+    layers: float
     head_flops: float
     params: int
     attention: tuple[AttentionOfKind, ...]
@@ -281,7 +285,12 @@ class CostModel:
         forward, backward = self._ring_bytes[key]
         if kind == "F":
             return forward
-        return backward + (forward if self.recompute.attention and reach <= self.recompute.reach else 0)
+        if self.recompute.attention and reach <= self.recompute.reach:
+            return backward + forward
+        if not self.recompute.windows:
+            return backward
+        passes = ring.passes(tokens, reach)
+        return backward + ring.forward_bytes(passes.forward, tokens, passes.bound, windows=True)
 
     def step_overhead_s(self) -> float:
         """Returns the seconds of a step that belong to no tick.
@@ -344,6 +353,7 @@ class CostModel:
         experts_s /= linear_flops_s
         kv_flops = 2 * self.layer.input_elements * self.layer.kv_elements
         kv_s = self.recompute.rewrite_kv * self.recompute.kv * self.layers * kv_flops / linear_flops_s
+        kv_s += self.recompute.rewrite_kv * self.recompute.layers * token_s
         head_s = self.head_flops / (linear_flops_s * self.mesh.pipe)
         seconds = {
             "F": token_s,
@@ -472,9 +482,10 @@ class CostModel:
         forward = (2 * layer.attention_elements + kv) * size + rows
         summary = layer.attention_elements * size if self.ring.kernel == "cudnn" else rows
         backward = 3 * layer.attention_elements * size + sum_bytes * kv + rows + summary
-        if again:
-            backward += 2 * layer.attention_elements * size + rows
-        rewritten = self.recompute.rewrite_kv * kv * size
+        windows = sum(kind.share for kind in self.attention if kind.window) if self.recompute.windows else 0
+        if again or windows:
+            backward += (1 if again else windows) * (2 * layer.attention_elements * size + rows)
+        rewritten = (windows + (1 - windows) * self.recompute.rewrite_kv) * kv * size
         away = (self.ulysses - 1) / self.ulysses
         return away * forward, away * (backward + rewritten)
 
@@ -517,7 +528,7 @@ def cost_model(
             length=stage.length,
             asked=stage.ring_pass,
             kernel=stage.kernel,
-            shape=mixed_shape([(_heads(kind, stage), count) for kind, count in attends], without),
+            shape=mixed_shape([(_heads(kind, stage, recompute.windows), count) for kind, count in attends], without),
         ),
         compute_bytes=stage.compute_bytes,
         recompute=recompute,
@@ -544,14 +555,15 @@ def _attention(model: ModelConfig, share: float, stage: StageShape) -> Attention
     )
 
 
-def _heads(model: ModelConfig, stage: StageShape) -> AttentionShape:
-    """Returns the attention of one device in a model whose layers are alike."""
+def _heads(model: ModelConfig, stage: StageShape, tails: bool) -> AttentionShape:
+    """Returns the attention of one device in a model whose layers are alike; `tails`: see `Recompute.windows`."""
     return AttentionShape(
         num_heads=model.num_heads // stage.ulysses,
         num_kv_heads=math.lcm(model.num_kv_heads, stage.ulysses) // stage.ulysses,
         head_dim=model.head_dim,
         itemsize=stage.compute_bytes,
-        window=model.window_within(stage.length) // stage.ring if stage.kernel == "cudnn" else 0,
+        window=model.window_within(stage.length) // stage.ring if stage.kernel == "cudnn" or tails else 0,
+        is_tail=tails,
     )
 
 
@@ -580,6 +592,8 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
     if kind == "H":
         return head_seconds
     once, again = ([amount / device.hbm_bytes_s for amount in costs.memory_bytes(kind, one)] for one in (False, True))
+    runs_again = costs.recompute.windows and kind == "B"
+    windows_again = 1.0 + (costs.recompute.rewrite_kv if costs.recompute.layers else 0.0)
     recomputes, recompute_reach = costs.recompute.attention, costs.recompute.reach
     backward, experts_s, width = device.attention_backward, costs.experts_s(kind), costs.kv_width
     kinds = [
@@ -595,10 +609,14 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
         for pair_s, pairs_of, share, window in kinds:
             pairs, back_pairs = pairs_of(start, tokens)
             if kind == "B":
-                pairs = backward * back_pairs + (pairs if recomputed else 0.0)
+                again_times = windows_again if window and runs_again else float(recomputed)
+                pairs = backward * back_pairs + again_times * pairs
             attention_s += pair_s * pairs
             # Of the prefix a window reads its own keys alone.
-            read += share * (tokens + window if window and window < start else end)
+            keys = share * (tokens + window if window and window < start else end)
+            read += keys
+            if runs_again and window and not recomputed:
+                attention_s += (again[0] - once[0]) * keys
         longer = tokens if tokens > padded else padded
         besides = experts_s(longer) if experts_s is not None else 0.0
         return linear_s * longer + besides + extra_s + prefix_s * read + fixed_s + attention_s

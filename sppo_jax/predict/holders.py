@@ -15,6 +15,7 @@ from sppo_jax.models.state_counts import device_bytes, state_counts
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.predict.experts import expert_work
 from sppo_jax.predict.fitted import NUMBERS, Numbers
+from sppo_jax.predict.period import key_value_elements, made_again_bytes
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.stage_params import largest_matrix, stage_params_of, table_params
 from sppo_jax.predict.stash_bytes import StashBytes
@@ -36,6 +37,7 @@ MOMENTS = {
 ALL = frozenset(MOMENTS)
 TICKS = ALL - {"update"}
 BACKWARD = frozenset({"turn", "mlp", "attention", "rebuild"})
+_F = frozenset({"forward"})
 _LAYER = BACKWARD - {"rebuild"}
 _AFTER = BACKWARD - {"turn"}
 # Before the first backward; behind it.
@@ -220,13 +222,20 @@ def _tables(shape: MemoryShape, held: Held) -> list[Holder]:
 def _prefixes(shape: MemoryShape, stash: StashPlan, held: Held) -> list[Holder]:
     """Returns keys and values, and states, with their gradients, of all layers of the groups that have some."""
     lanes = _TPU_LANES if shape.platform == "tpu" else 1
-    of_kinds = shape.model.counts(shape.layers)
-    elements = (
-        count * kv_heads_per_device(kind, shape.ulysses) * (-(-kind.head_dim // lanes) * lanes)
-        for kind, count in of_kinds
-        if state_counts(kind) is None
-    )
-    of_group = held.prefix_tokens * 2 * sum(elements)
+
+    def padded(head_dim: int) -> int:
+        return -(-head_dim // lanes) * lanes
+
+    if stash.inputs == "period":
+        of_group = key_value_elements(shape, held.prefix_tokens, held.tick_tokens * shape.ulysses, padded)
+    else:
+        of_kinds = shape.model.counts(shape.layers)
+        elements = (
+            count * kv_heads_per_device(kind, shape.ulysses) * padded(kind.head_dim)
+            for kind, count in of_kinds
+            if state_counts(kind) is None
+        )
+        of_group = held.prefix_tokens * 2 * sum(elements)
     kv = of_group * held.kv_prefixes * shape.compute_bytes
     sum_bytes = 2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes
     backward = BACKWARD | {"tables"} if held.heads_first else TICKS
@@ -277,6 +286,12 @@ def _work(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Numbers) ->
     of_kinds = [
         _work_of_kind(replace(shape, model=kind), stash, held, numbers) for kind, _ in shape.model.counts(shape.layers)
     ]
+    if stash.inputs == "period":
+        again = [Holder("work", made_again_bytes(shape, held.tick_tokens), _LAYER)]
+        if stash.kv == "rebuild":
+            # Layers run again there as in a forward.
+            again += [Holder("work", size, frozenset({"rebuild"})) for _, size, moments in of_kinds[0] if moments == _F]
+        of_kinds = [[*found, *again] for found in of_kinds]
     if len(of_kinds) == 1:
         return of_kinds[0]
     # Holders of one name and one set of moments share their room.
@@ -322,7 +337,7 @@ def _work_of_kind(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Num
         of_tokens //= 2
         of_attention += of_tokens
     found = [
-        Holder("work", tokens * (elements + layer.rest_elements) * size, frozenset({"forward"})),
+        Holder("work", tokens * (elements + layer.rest_elements) * size, _F),
         Holder("work", of_tokens, BACKWARD),
         Holder("work", int(late * tokens * of_mlp * size), _LAYER),
         Holder("work", matrices, _LAYER),

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from sppo_jax.models.counts import layer_costs
 from sppo_jax.plan.check_stash import STASH_PLACES
 from sppo_jax.plan.parts import StashPlan
+from sppo_jax.predict.period import CHOICE_BYTES, period_bytes
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.states import state_bytes_of_group
 from sppo_jax.program.stash import (
@@ -17,9 +18,6 @@ from sppo_jax.program.stash import (
     stash_classes,
 )
 from sppo_jax.schedule.table import Table
-
-# Of an int16, which says which expert.
-_CHOICE_BYTES = 2
 
 
 class StashBytes(NamedTuple):
@@ -42,8 +40,10 @@ class StashBytes(NamedTuple):
 
 def token_bytes(shape: MemoryShape, stash: StashPlan) -> TokenBytes:
     """Returns the bytes that a virtual stage stashes of a token."""
+    if stash.inputs == "period":
+        return period_bytes(shape, stash)
     layer, size = layer_costs(shape.model), shape.compute_bytes
-    inputs, choices = layer.input_elements * size, _CHOICE_BYTES * layer.choices
+    inputs, choices = layer.input_elements * size, CHOICE_BYTES * layer.choices
     attention = layer.attention_elements * size + shape.sum_bytes * layer.lse_elements
     of_place = dict.fromkeys(STASH_PLACES, 0)
     of_place[stash.inputs] += inputs
@@ -100,6 +100,10 @@ def refetch_bytes(of_class: StashClass, shape: MemoryShape, stash: StashPlan) ->
         return of_class.host_kv * token_bytes(shape, stash).kv
     if stash.kv != "rebuild":
         return 0
+    if stash.inputs == "period":
+        token = token_bytes(shape, stash)
+        of_tokens = of_class.host_inputs * (token.shared - token.shared_attention)
+        return of_tokens + token.tails * (of_class.host_inputs > 0)
     return of_class.host_inputs * shape.layers * layer_costs(shape.model).input_elements * shape.compute_bytes
 
 

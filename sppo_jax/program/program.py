@@ -167,7 +167,7 @@ def ring_of(plan: Plan, shape: AttentionShape | MixedShape) -> Ring:
 
 
 def _specs(table: Table, ring: Ring, seq: int, mechanisms: Mechanisms) -> list[TickSpec]:
-    specs = []
+    specs, runs_again = [], mechanisms.stash.places.inputs == "period"
     of_mechanisms = zip(*(mechanism.specs() for mechanism in mechanisms), strict=True)
     for tick, shape, parts in zip(table.ticks, table.tick_shapes, of_mechanisms, strict=True):
         named, tokens = dict(zip(Mechanisms._fields, parts, strict=True)), shape.tokens // seq
@@ -178,14 +178,14 @@ def _specs(table: Table, ring: Ring, seq: int, mechanisms: Mechanisms) -> list[T
         if mechanisms.weights.place == "gathered":
             met = {unit.virtual_stage for unit in tick.units if unit is not None}
             embeds, has_ends = 0 in met, (0 if tick.kind == "F" else table.num_virtual_stages - 1) in met
-        passes = _performed(ring.passes(tokens, shape.reach), tick.kind, named["stash"])
+        passes = _performed(ring.passes(tokens, shape.reach), tick.kind, named["stash"], runs_again)
         specs.append(TickSpec(tick.kind, tokens, passes, embeds, has_ends, **named))
     return specs
 
 
-def _performed(passes: RingPasses, kind: str, stash: StashSpec) -> RingPasses:
+def _performed(passes: RingPasses, kind: str, stash: StashSpec, runs_again: bool) -> RingPasses:
     """Keeps only what a tick performs, so that ticks that differ in nothing else share a body."""
-    again = stash.attends or (stash.own is not None and stash.own.recomputes)
+    again = runs_again or stash.attends or (stash.own is not None and stash.own.recomputes)
     forward = passes.forward if kind == "F" or again else RingPasses.forward
     backward = passes.backward if kind == "B" else RingPasses.backward
     return RingPasses(forward, backward, passes.bound if "kv" in (forward, backward) else 0)

@@ -28,6 +28,7 @@ class AttentionShape:
         head_dim: elements of a head.
         itemsize: bytes of an element in the compute dtype.
         window: keys of a ring member that a query sees where only these travel; 0: all travel.
+        is_tail: whether a member has no keys but these, in front of its chunk: all of them travel from the start.
     """
 
     num_heads: int
@@ -35,6 +36,7 @@ class AttentionShape:
     head_dim: int
     itemsize: int
     window: int = 0
+    is_tail: bool = False
 
     @property
     def kinds(self) -> "tuple[tuple[AttentionShape, int], ...]":
@@ -122,17 +124,20 @@ class Ring:
         backward = self._fewer(self.backward_bytes("kv", tokens, bound), self.backward_bytes("q", tokens, bound))
         return RingPasses(forward, backward, bound if "kv" in (forward, backward) else 0)
 
-    def forward_bytes(self, passes: str, tokens: int, bound: int) -> float:
+    def forward_bytes(self, passes: str, tokens: int, bound: int, *, windows: bool = False) -> float:
         """Returns the bytes that a device sends in one layer's forward.
 
         Args:
             passes: "kv" or "q".
             tokens: of the tick on one device.
             bound: keys of a member's buffer that travel.
+            windows: whether layers with a window alone count.
         """
         hops = self.members - 1
 
         def sent(shape: AttentionShape) -> int:
+            if windows and not shape.window:
+                return 0
             if passes == "kv":
                 return hops * self._elements(shape, bound, tokens) * shape.itemsize
             rows = tokens * self.ulysses * shape.num_heads
@@ -161,7 +166,8 @@ class Ring:
         """Returns the elements of keys and values that travel."""
         keys = bound
         if shape.window:
-            keys = min(bound, travelling_keys(shape.window, tokens * self.ulysses))
+            reached = travelling_keys(shape.window, tokens * self.ulysses)
+            keys = reached if shape.is_tail else min(bound, reached)
         return 2 * keys * shape.num_kv_heads * shape.head_dim
 
     def bound(self, reach: int) -> int:

@@ -15,6 +15,8 @@ from sppo_jax.schedule.slots import UnitKey, stash_slots
 from sppo_jax.schedule.table import Table, Unit
 
 FLAGS = ("stash.attends_again",)
+# Places with which ticks of early chunks may have the bodies of late ones, see `merged_classes`.
+MERGED = (("host", "host", "recompute"), ("period", "host", "recompute"))
 HOST_ROWS = ("stash.write_row", "stash.fetch_row", "stash.write_short", "stash.fetch_short")
 FIELDS = (
     "stash.slot",
@@ -64,6 +66,7 @@ class TokenBytes:
         kept_attention: of attention outputs, which are a part of `kept`, or 0.
         shared_attention: of attention outputs, which are a part of `shared`, or 0.
         states: of a stash and not of a token: states before a chunk, which stay on the device.
+        tails: of a stash and not of a token: the tails of layers with a window, which go where the inputs go.
     """
 
     kept: int
@@ -73,6 +76,7 @@ class TokenBytes:
     kept_attention: int = 0
     shared_attention: int = 0
     states: int = 0
+    tails: int = 0
 
     @property
     def away(self) -> int:
@@ -108,7 +112,7 @@ def stash_classes(table: Table, stash: StashPlan, seq: int) -> tuple[StashClass,
         count = round(alpha[bundle] * tokens) if hides else 0
         return StashClass(
             tokens=tokens,
-            host_inputs=count if stash.inputs == "host" else 0,
+            host_inputs=count if stash.inputs in ("host", "period") else 0,
             host_attention=count if stash.attention == "host" and not recomputing[bundle] else 0,
             host_rest=hides and stash.rest == "host",
             recomputes=recomputing[bundle],
@@ -139,7 +143,8 @@ def merged_classes(table: Table, stash: StashPlan, classes: Sequence[StashClass]
         stash: the places, with alpha.
         classes: of the bundles of diagonals, from `stash_classes`.
     """
-    if not table.passes_groups_in_turn or (stash.inputs, stash.attention, stash.rest) != ("host", "host", "recompute"):
+    places = stash.inputs, stash.attention, stash.rest
+    if not table.passes_groups_in_turn or places not in MERGED:
         return {}
     known, merged = set(classes_of(classes)), {}
     for one in known:
@@ -182,8 +187,8 @@ def slot_bytes(of: StashClass, token: TokenBytes) -> tuple[int, int]:
     """Returns the bytes of one stash of a class: on the device, and on the host."""
     token = token.stashed(of.recomputes)
     away = max(of.host_inputs, of.host_attention) * token.shared + of.tokens * token.rest * of.host_rest
-    away += of.host_kv * token.kv
-    return of.tokens * (token.kept + token.away) + token.states - away, away
+    away += of.host_kv * token.kv + token.tails * (of.host_inputs > 0)
+    return of.tokens * (token.kept + token.away) + token.states + token.tails - away, away
 
 
 class StashSpec(NamedTuple):

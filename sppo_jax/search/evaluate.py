@@ -13,7 +13,7 @@ from sppo_jax.predict.memory import Memory, predict_memory
 from sppo_jax.predict.pinned import Pinned, pinned_of, pinned_reason
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.simulate import Simulation, simulate
-from sppo_jax.rules import layers_per_virtual_stage
+from sppo_jax.rules import Facts, check, group_size
 from sppo_jax.schedule.table import Table
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.offload import choose_alpha, largest_alpha
@@ -62,6 +62,8 @@ def size(candidate: Candidate) -> Sized:
     Raises:
         ValueError: the candidate breaks a rule.
     """
+    if candidate.places[0] == "period":
+        check(Facts(places=candidate.places, kv=candidate.kv, most_whole=candidate.layout.most_whole))
     table, shape = outline_of(candidate), candidate.layout.shape
     stash, reason = choose_alpha(_stash_of(candidate), candidate.alpha, table, shape, _costs_of(candidate, table))
     return Sized(
@@ -202,7 +204,7 @@ def _layout_of(plan: Plan, request: Request) -> Layout:
         sequences=plan.sequences_per_pipeline,
         split=SequenceSplit(kind=plan.sequence_kind, ulysses=plan.ulysses, ring=plan.ring),
         interleave=plan.schedule.interleave,
-        layers=layers_per_virtual_stage(request.config.model.num_layers, plan.mesh.pipe, plan.schedule.interleave),
+        layers=group_size(request.config.model.num_layers, plan.mesh.pipe * plan.schedule.interleave),
         weights=plan.weights,
     )
 

@@ -195,7 +195,9 @@ def _way_reasons(results: Results) -> dict[str, str]:
         return reasons
     if config.stash.kv == "auto" and candidate.partition.num_chunks > 1 and candidate.kv in ("keep", "host"):
         held = {"keep": "kept in device memory", "host": "offloaded to the host"}[candidate.kv]
-        reasons["kv"] = Because.KV(held=held, instead=instead("recomputing them"))
+        runs_again = candidate.places[0] == "period"
+        usual_kv = Because.KV(held=held, instead=instead("recomputing them"))
+        reasons["kv"] = Because.KV_OF_PERIOD(held=held) if runs_again else usual_kv
     if candidate.way.weights == "resident":
         reasons["weights"] = instead("gathering them for one group of layers at a time")
     return reasons

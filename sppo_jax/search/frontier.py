@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+from sppo_jax.plan.parts import has_share
 from sppo_jax.search.evaluate import Outcome, Sized, evaluate, size
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.least_memory import LeastMemory
@@ -101,7 +102,7 @@ class Frontier:
         """
         asked = request.config.stash.alpha
         self.request, self.alpha = request, "hidden" if asked == "auto" else asked
-        self.options = place_options(request.config.stash)
+        self.options = place_options(request.config)
         self.seconds = LeastSeconds(request)
         self.num_considered = 0
         self.families: list[Family] = []
@@ -257,7 +258,7 @@ class Frontier:
             self.push(self.tried[-1].step_s, self.tried[-1])
             return
         self.sized.append(sized)
-        if candidate.alpha == "hidden" and "host" in candidate.places[:2] and not sized.all_away:
+        if candidate.alpha == "hidden" and has_share(candidate.places) and not sized.all_away:
             for least_s, more in self.bounded(candidate._replace(alpha="all")):
                 self.push(max(bound, least_s), more)
 

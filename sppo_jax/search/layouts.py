@@ -9,6 +9,7 @@ from sppo_jax import rules
 from sppo_jax.models.state_counts import has_attention, state_heads
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.costs import CostModel, Recompute, StageShape, Weights, cost_model
+from sppo_jax.predict.period import most_layers
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, divisors
 from sppo_jax.schedule.turns import collective_counts
@@ -43,6 +44,28 @@ class Layout:
     interleave: int
     layers: int
     weights: str = "resident"
+
+    @property
+    def mean_layers(self) -> float:
+        """Layers of a virtual stage in the mean: the last group may have fewer."""
+        layers, parts = self.request.config.model.num_layers, self.mesh.pipe * self.interleave
+        return layers / parts if layers % parts else self.layers
+
+    @property
+    def again_for_kv(self) -> float:
+        """The share of layers that run again for the keys and values of a group's layer without a window."""
+        model, length = self.request.config.model, self.request.config.sequence.length
+        found, names = 0, model.kind_names
+        for begin in range(0, len(names), self.layers):
+            group = [bool(model.of_kind(name).window_within(length)) for name in names[begin : begin + self.layers]]
+            found += group.index(False) if False in group else 0
+        return found / len(names)
+
+    @cached_property
+    def most_whole(self) -> int:
+        """The most layers of a group that have no window."""
+        length = self.request.config.sequence.length
+        return most_layers(self.shape, lambda kind: None if kind.window_within(length) else True).get(True, 0)
 
     @property
     def multiple_tokens(self) -> int:
@@ -88,19 +111,21 @@ class Layout:
             mesh=self.mesh,
             ulysses=self.split.ulysses,
             ring=self.split.ring,
-            layers=self.layers,
+            layers=self.mean_layers,
             compute_bytes=request.compute_bytes,
             kernel=request.kernel,
             length=request.config.sequence.length,
             ring_pass=ring_pass or request.config.sequence.ring_pass,
         )
         recompute = Recompute(
-            linear=2 if inputs == "recompute" else int(rest == "recompute"),
+            linear=2 if inputs in ("recompute", "period") else int(rest == "recompute"),
             attention=attention == "recompute" or before > 0,
             reach=math.inf if attention == "recompute" else before,
             rewrite_kv={"keep": 0.0, "recompute": 1.0}.get(kv, (self.interleave - 1) / self.interleave),
             # A backward that computes the linear parts again has keys and values anyway.
-            kv=kv == "rebuild" or (kv == "recompute" and rest != "recompute"),
+            kv=(kv == "rebuild" and inputs != "period") or (kv == "recompute" and rest != "recompute"),
+            windows=inputs == "period",
+            layers=self.again_for_kv if inputs == "period" and kv == "rebuild" else 0.0,
         )
         again = 0.0, 0.0
         if self.weights != "resident":
@@ -167,7 +192,7 @@ def _find(request: Request) -> tuple[list[Layout], list[Refused]]:
                     sequences=sequences,
                     split=split,
                     interleave=interleave,
-                    layers=config.model.num_layers // (mesh.pipe * interleave),
+                    layers=rules.group_size(config.model.num_layers, mesh.pipe * interleave),
                     weights=weights,
                 )
                 for split in sequence_splits(config.model, config.sequence, mesh.seq, request.cluster.devices_per_host)
@@ -189,6 +214,7 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         num_layers=config.model.num_layers,
         kinds=config.model.kind_names if config.model.layers else (),
         stacks=config.model.stack_names if config.model.layers else (),
+        has_sums=config.model.routed.count > 0,
         num_heads=config.model.shared_heads[0],
         state_heads=state_heads(config.model),
         attends=attends,
@@ -274,13 +300,15 @@ def _divides(request: Request, pipe: int, interleave: int) -> bool:
     model = request.config.model
     if not model.layers:
         return True
-    facts = Facts(kinds=model.kind_names, stacks=model.stack_names, pipe=pipe, interleave=interleave)
+    has_sums = model.routed.count > 0
+    facts = Facts(kinds=model.kind_names, stacks=model.stack_names, pipe=pipe, interleave=interleave, has_sums=has_sums)
     return not tuple(rules.broken(facts))
 
 
 def _interleaves(request: Request, pipe: int) -> list[int]:
     """Returns the numbers of virtual stages of a stage to consider: every divisor of a stage's layers."""
-    asked, layers = request.config.schedule.interleave, request.config.model.num_layers
+    asked, model = request.config.schedule.interleave, request.config.model
+    layers = model.num_layers
     name = request.way.schedule
     if request.table is not None:
         return [request.table[0].num_groups]
@@ -289,5 +317,6 @@ def _interleaves(request: Request, pipe: int) -> list[int]:
     by_groups = name == BREADTH_FIRST
     if (pipe == 1 and not by_groups) or layers % pipe or name in ("1f1b", "seq1f1b"):
         return [1]
-    depths = [depth for depth in divisors(layers // pipe) if _divides(request, pipe, depth)]
+    possible = divisors(layers // pipe) if not model.layers else range(1, layers // pipe + 1)
+    depths = [depth for depth in possible if _divides(request, pipe, depth)]
     return depths[1:] or depths if by_groups or name.startswith("interleaved-") else depths

@@ -99,7 +99,7 @@ class LeastMemory:
         stashed = int((flight.tokens / layout.mesh.seq + tokens // layout.mesh.seq) * token.kept)
         last, fetched = (stashed, 1) if token.away else (0, 0)
         held = self._held(partition, tokens, stash, flight, StashBytes(stashed, 0, 0, last, fetched))
-        key = layout, held[: Held._fields.index("stash")], stash.kv, stash.rest, stash.inputs == "recompute"
+        key = layout, held[: Held._fields.index("stash")], stash.kv, stash.rest, stash.inputs
         if key not in self._sums:
             self._sums[key] = sums(beside_stash(layout.shape, stash, held))
         found = dict(self._sums[key])

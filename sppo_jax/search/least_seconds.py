@@ -60,7 +60,7 @@ class UnitTimes:
         key = _sharing(layout), recomputed(places) if kind == "B" else (), whole_waves, kind, chunks
         if key not in self._of_layers:
             self._of_layers[key] = _of_one_and_none(models, kind, chunks)
-        layers, (one_s, fixed_s) = layout.layers, self._of_layers[key]
+        layers, (one_s, fixed_s) = layout.mean_layers, self._of_layers[key]
         if kind == "H":
             return one_s, one_s
         with_ends = [fixed + layers * (unit - fixed) for fixed, unit in zip(fixed_s, one_s, strict=True)]
@@ -107,7 +107,7 @@ def _sharing(layout: Layout) -> tuple:
 @lru_cache(maxsize=64)
 def recomputed(places: Places) -> tuple[bool, ...]:
     """Returns what of places the seconds of units depend on."""
-    return tuple(place == "recompute" for place in places)
+    return (*(place == "recompute" for place in places), places[0] == "period")
 
 
 class _Uncut(NamedTuple):

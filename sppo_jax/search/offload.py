@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 
-from sppo_jax.config import StashConfig
+from sppo_jax.config import Config
 from sppo_jax.hardware import usable_host_bytes
-from sppo_jax.plan.check_stash import STASH_PLACES
-from sppo_jax.plan.parts import StashPlan
+from sppo_jax.plan.check_stash import INPUT_PLACES, STASH_PLACES
+from sppo_jax.plan.parts import StashPlan, has_share
 from sppo_jax.predict.costs import CostModel
 from sppo_jax.predict.holders import optimizer_bytes
 from sppo_jax.predict.shape import MemoryShape
@@ -23,6 +23,8 @@ from sppo_jax.units import format_bytes
 ALPHA_LEVELS = (0.0, 0.25, 0.5, 1.0)
 _PARTS = 100
 
+# A period runs again whole, so the rest of a layer is never stashed.
+_NO_PERIOD = (("period", "keep"), ("period", "host"))
 Places = tuple[str, str, str]  # of layer inputs, attention outputs and the rest
 # Those to consider, preferred in this order where times are equal.
 _PLACES: tuple[Places, ...] = (
@@ -34,10 +36,12 @@ _PLACES: tuple[Places, ...] = (
     ("host", "host", "recompute"),
     ("host", "recompute", "recompute"),
     ("host", "host", "host"),
+    ("period", "host", "recompute"),
+    ("period", "recompute", "recompute"),
 )
 
 
-def place_options(config: StashConfig) -> list[Places]:
+def place_options(config: Config) -> list[Places]:
     """Returns the places to consider.
 
     Args:
@@ -46,25 +50,26 @@ def place_options(config: StashConfig) -> list[Places]:
     Raises:
         ValueError: a place is asked for that the other places do not allow.
     """
-    asked = (config.inputs, config.attention, config.rest)
+    stash, groups, is_mixed = config.stash, config.sequence.groups, bool(config.model.layers)
+    asked = (stash.inputs, stash.attention, stash.rest)
     # Keys and values that come again need a stash of every layer; see `StashPlan`.
-    needs_stash = config.kv in ("rebuild", "host") and config.inputs == "auto"
+    needs_stash = stash.kv in ("rebuild", "host") and stash.inputs == "auto"
     open_places = [places for places in _PLACES if not needs_stash or places[0] != "recompute"]
+    takes_period = stash.inputs == "period" or (is_mixed and groups == "static")
 
     def as_asked(places: Places) -> bool:
-        return all(want in ("auto", place) for want, place in zip(asked, places, strict=True))
+        fits = all(want in ("auto", place) for want, place in zip(asked, places, strict=True))
+        return fits and (takes_period or places[0] != "period")
 
     found = [places for places in open_places if as_asked(places)]
     if not found:
-        found = [
-            (one, two, three) for one, two, three in product(STASH_PLACES, repeat=3) if as_asked((one, two, three))
-        ]
+        found = [places for places in product(INPUT_PLACES, STASH_PLACES, STASH_PLACES) if as_asked(places)]
         # Without the layers' inputs everything is computed from the virtual stage's input.
-        found = [places for places in found if places[0] != "recompute"]
-    check(Facts(places=asked))
-    if config.alpha != "auto" and config.alpha != 0 and any("host" in places[:2] for places in found):
+        found = [places for places in found if places[0] != "recompute" and (places[0], places[2]) not in _NO_PERIOD]
+    check(Facts(places=asked, is_mixed=is_mixed, groups=groups))
+    if stash.alpha != "auto" and stash.alpha != 0 and any(map(has_share, found)):
         # A share for the host is asked for.
-        found = [places for places in found if "host" in places[:2]]
+        found = [places for places in found if has_share(places)]
     return found
 
 
@@ -103,7 +108,7 @@ def choose_alpha(
                 f"got {len(requested)}; give {len(bundles)} values, one number, or auto"
             )
         return replace(stash, alpha=tuple(float(value) for value in requested)), Because.ASKED()
-    if "host" not in (stash.inputs, stash.attention):
+    if not stash.has_share:
         stash = replace(stash, alpha=(0.0,) * len(bundles))
         return stash, Because.NOT_ON_HOST()
     late = sum(not hides[bundle] for bundle in bundles)
@@ -126,8 +131,8 @@ def choose_alpha(
         return replace(stash, alpha=tuple(values[shares[bundle]] for bundle in bundles))
 
     # Every unit in a slot of its own is the most that a host can need.
-    most = table.most_tokens * table.num_sequences * table.num_chunks * table.num_groups
-    if most / shape.seq * token_bytes(shape, stash).away <= host_bytes:
+    most, token = table.num_sequences * table.num_chunks * table.num_groups, token_bytes(shape, stash)
+    if most * (table.most_tokens / shape.seq * token.away + token.tails) <= host_bytes:
         return capped(1.0), why
     cap = _largest_cap(lambda cap: stash_bytes(table, shape, capped(cap)).host - host_bytes)
     if cap < 1:
@@ -157,6 +162,7 @@ def _hidden_shares(stash: StashPlan, table: Table, shape: MemoryShape, costs: Co
     def share(chunks: tuple[int, ...], of_tick: int, recomputes: bool) -> float:
         tokens = of_tick / shape.seq
         spare_bytes = link_bytes_s * min(seconds(chunk, of_tick) for chunk in chunks) - (token.rest + token.kv) * tokens
+        spare_bytes -= token.tails
         return min(1.0, max(0.0, spare_bytes / (token.stashed(recomputes).shared * tokens)))
 
     # Many bundles are alike.

@@ -126,7 +126,7 @@ def _formula_s(times: UnitTimes, partition: Partition) -> float:
 
 def _first_that_fits(request: Request, partition: Partition, tried: list[Outcome]) -> Outcome | None:
     asked = request.config.stash
-    options = place_options(asked)
+    options = place_options(request.config)
     places = [option for option in _PLACES if option in options] or options
     dtypes = ("float32", "bfloat16") if asked.kv_grad_dtype == "auto" else (asked.kv_grad_dtype,)
     for dtype in dtypes:

@@ -84,6 +84,9 @@ class Partition:
             return (again if asked == "rebuild" else asked,)
         if not self.is_breadth_first or places[0] == "recompute" or not has_attention(self.layout.request.config.model):
             return ("keep",)
+        if places[0] == "period":
+            ways = ("keep", "host", again) if self.num_chunks > 1 else ("keep", again)
+            return ways if self.num_chunks == 1 or self.layout.most_whole <= 1 else ways[:-1]
         return ("keep", "host", again) if self.num_chunks > 1 else ("keep", again)
 
     @cached_property
@@ -182,6 +185,7 @@ class Candidate(NamedTuple):
             partition.balance in ("flops", "cost"),
             "host" in self.places,
             "recompute" in self.places,
+            "period" in self.places,
         )
         return sum(mechanisms), partition.num_chunks
 

@@ -49,11 +49,11 @@ def with_late_attention(chosen: Outcome) -> tuple[Outcome, str]:
     if not late_attention_is_open(chosen):
         return chosen, ""
     candidate, (inputs, _, rest) = chosen.candidate, chosen.candidate.places
-    num_chunks = len(candidate.partition.chunk_lengths)
+    num_chunks, attention = len(candidate.partition.chunk_lengths), "keep" if inputs == "keep" else "host"
 
     @cache
     def late(first: int) -> Sized:
-        return size(candidate._replace(places=(inputs, inputs, rest), attention_from=first))
+        return size(candidate._replace(places=(inputs, attention, rest), attention_from=first))
 
     def fits(first: int) -> bool:
         fitting = late(first).memory.fits(candidate.layout.request.cluster)

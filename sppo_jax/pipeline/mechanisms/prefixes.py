@@ -67,8 +67,11 @@ class Prefixes(Mechanism):
         name = tick.spec.prefixes.refetch
         if name is None:
             return None
+        layout = run.layout(name)
+        if not layout.again_lines:
+            return None  # every layer has a window, and its period makes its keys and values again
         place = HostPlace(tick.row_to_fetch("prefixes.refetch_row"), tick.row_to_fetch("prefixes.refetch_short"))
-        return run.layout(name).fetch_again(state.stash.host[name], place)
+        return layout.fetch_again(state.stash.host[name], place)
 
     def arrive(self, run: Run, tick: Tick, coming: Pieces | None) -> "Prefixes":
         """Keeps what was fetched for the next rebuild."""

@@ -60,7 +60,7 @@ def stash_of(plan: Plan) -> str:
 
 def most_alpha(plan: Plan) -> str:
     """Returns the largest alpha; "-" if nothing goes to the host."""
-    return f"{max(plan.stash.alpha):g}" if "host" in (plan.stash.inputs, plan.stash.attention) else "-"
+    return f"{max(plan.stash.alpha):g}" if plan.stash.has_share else "-"
 
 
 def holder_of(name: str) -> str:
@@ -126,7 +126,7 @@ def _share(value: float) -> str:
 
 def _host_share(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     """Returns the row of alpha, if anything goes to the host."""
-    if "host" not in (plan.stash.inputs, plan.stash.attention):
+    if not plan.stash.has_share:
         return []
     return [("host share", host_share_of(plan.stash.alpha), ("alpha",))]
 
@@ -232,7 +232,8 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
         kind = "none (one device per stage)"
     elif plan.ulysses > 1 and plan.ring > 1:
         kind = f"{kind} (ulysses {plan.ulysses} x ring {plan.ring})"
-    places = f"layer inputs {stash.inputs}, attention outputs {stash.late_attention}, the rest {stash.rest}"
+    inputs = "of the first layer of each group alone" if stash.inputs == "period" else stash.inputs
+    places = f"layer inputs {inputs}, attention outputs {stash.late_attention}, the rest {stash.rest}"
     groups = plan.schedule.interleave
     schedule = f"{plan.schedule.name}, {groups} groups of layers per stage" if groups > 1 else plan.schedule.name
     if plan.schedule.wave > 1:

@@ -1,0 +1,112 @@
+"""What a device holds where groups of layers run again from their first layer's input (`stash.inputs=period`).
+
+The groups of a stage take turns in the same buffers, which have room for the most layers of any group.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sppo_jax.config import ModelConfig
+from sppo_jax.models.counts import layer_costs
+from sppo_jax.models.state_counts import device_bytes, state_counts
+from sppo_jax.plan.parts import StashPlan
+from sppo_jax.predict.shape import MemoryShape
+from sppo_jax.predict.workspace import kv_heads_per_device
+from sppo_jax.program.stash import TokenBytes
+
+# Of an int16, which says which expert.
+CHOICE_BYTES = 2
+
+
+def tail_keys(model: ModelConfig, shape: MemoryShape) -> int:
+    """Returns the keys of a tail on one ring member, in layers of a kind; 0 for a kind without a window."""
+    return model.window_within(shape.length) // (shape.seq // shape.ulysses) if shape.length else 0
+
+
+def most_layers(shape: MemoryShape, key: Callable[[ModelConfig], Any]) -> dict[Any, int]:
+    """Returns for each key the most layers of a group whose kinds have it; kinds with None are left out."""
+    found: dict[Any, int] = {}
+    for group in _groups(shape):
+        counts = Counter(key(kind) for kind in group)
+        found = {one: max(counts[one], found.get(one, 0)) for one in {*counts, *found}}
+    return {one: count for one, count in found.items() if one is not None}
+
+
+def _groups(shape: MemoryShape) -> Iterator[list[ModelConfig]]:
+    model, size = shape.model, shape.layers
+    names = model.kind_names
+    for group in dict.fromkeys(names[begin : begin + size] for begin in range(0, len(names), size)):
+        yield [model.of_kind(name) if model.layers else model for name in group]
+
+
+def period_bytes(shape: MemoryShape, stash: StashPlan) -> TokenBytes:
+    """Returns the bytes that a virtual stage stashes of a token, and those of the tails of a stash."""
+    size = shape.compute_bytes
+
+    def without_window(key: Callable[[ModelConfig], Any]) -> dict:
+        return most_layers(shape, lambda kind: None if tail_keys(kind, shape) or state_counts(kind) else key(kind))
+
+    def elements(kind: ModelConfig) -> int:
+        return kind.num_heads * kind.head_dim
+
+    # Arrays of one shape share a buffer, those of outputs and of their LSE by themselves.
+    outputs = without_window(lambda kind: (kind.num_heads, kind.head_dim))
+    lses = without_window(lambda kind: kind.num_heads)
+    keys_values = without_window(lambda kind: (kind.num_kv_heads, kind.head_dim))
+    choices = most_layers(shape, lambda kind: layer_costs(kind).choices or None)
+    tails = most_layers(shape, lambda kind: _tail(kind, shape))
+    states = most_layers(shape, state_counts)
+    attention = sum(count * heads * dim * size for (heads, dim), count in outputs.items())
+    attention += sum(count * heads * shape.sum_bytes for heads, count in lses.items())
+    inputs = shape.model.hidden_size * size + sum(count * CHOICE_BYTES * chosen for chosen, count in choices.items())
+    kept = attention if stash.attention == "keep" else 0
+    shared = attention if stash.attention == "host" else 0
+    return TokenBytes(
+        kept=kept,
+        shared=inputs + shared,
+        rest=0,
+        kv=sum(2 * count * heads * dim * size for (heads, dim), count in keys_values.items())
+        if stash.kv == "host"
+        else 0,
+        kept_attention=kept,
+        shared_attention=shared,
+        tails=sum(2 * count * heads * keys * dim * size for (heads, keys, dim), count in tails.items()),
+        states=sum(
+            count * device_bytes(of_kind.keeps, shape.seq, size, shape.sum_bytes) for of_kind, count in states.items()
+        ),
+    )
+
+
+def _tail(kind: ModelConfig, shape: MemoryShape) -> tuple[int, int, int] | None:
+    keys = 0 if state_counts(kind) else tail_keys(kind, shape)
+    return (kv_heads_per_device(kind, shape.ulysses), keys, kind.head_dim) if keys else None
+
+
+def key_value_elements(shape: MemoryShape, prefix_tokens: int, chunk_tokens: int, padded: Callable[[int], int]) -> int:
+    """Returns the elements of a slot of keys and values of all layers of a group on one device.
+
+    Args:
+        shape: of the model on a stage.
+        prefix_tokens: which layers without a window have.
+        chunk_tokens: of a longest tick after the all-to-all, which a tail has behind it.
+        padded: the elements that a head of so many takes.
+    """
+
+    def of_cache(kind: ModelConfig) -> tuple[int, int, int] | None:
+        if state_counts(kind):
+            return None
+        return kv_heads_per_device(kind, shape.ulysses), kind.head_dim, tail_keys(kind, shape)
+
+    found = most_layers(shape, of_cache)
+    return sum(
+        2 * count * heads * padded(dim) * (keys + chunk_tokens if keys else prefix_tokens)
+        for (heads, dim, keys), count in found.items()
+    )
+
+
+def made_again_bytes(shape: MemoryShape, tokens: int) -> int:
+    """Returns the bytes of what a group that runs again makes: inputs, outputs and LSE of all its layers."""
+    layer, size = layer_costs(shape.model), shape.compute_bytes
+    of_layer = (layer.input_elements + layer.attention_elements) * size + shape.sum_bytes * layer.lse_elements
+    return int(shape.layers * tokens * of_layer)

@@ -1,0 +1,32 @@
+"""Groups that run again from their first layer's input: exact in every plan."""
+
+import pytest
+from combinations import draw_period
+from programs import Case, compare
+
+# Both orders of chunks.
+DRAWN_IN_CI = (39,)
+# Those of the first whose programs have few bodies of ticks.
+DRAWN_SLOWLY = (281, 353, 309, 167, 22, 45, 46, 55, 70, 71, 73, 82, 101, 106, 119, 125, 130, 136, 137)
+
+
+@pytest.mark.parametrize("seed", DRAWN_IN_CI)
+def test_drawn_periods_have_the_dense_loss_and_gradients(seed, request):
+    compare(draw_period(seed), seed, count=2, request=request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", DRAWN_SLOWLY)
+def test_more_drawn_periods_have_the_dense_loss_and_gradients(seed, request):
+    compare(draw_period(seed), seed, count=2, request=request)
+
+
+@pytest.mark.parametrize(
+    "places",
+    [("period", "host", "recompute"), pytest.param(("host", "recompute", "recompute"), marks=pytest.mark.slow)],
+)
+def test_a_last_group_that_is_a_part_of_a_period_has_the_dense_loss_and_gradients(places, request):
+    """Two periods of two layers and one layer more, which is stored with a layer of zeros; chunks of two lengths."""
+    plan = dict(chunks=(12, 6, 12), schedule="breadth-first", interleave=3, places=places, alpha=1.0, kv="rebuild")
+    model = dict(num_layers=5, layers="2x(local,full),local", kinds={"local": {"sliding_window": 8}})
+    compare(Case(plan, model), 0, count=2, request=request)

@@ -3,6 +3,7 @@
 import pytest
 from combinations import draw_period
 from programs import Case, compare
+from state_cases import packed_batches
 
 # Both orders of chunks.
 DRAWN_IN_CI = (39,)
@@ -30,3 +31,22 @@ def test_a_last_group_that_is_a_part_of_a_period_has_the_dense_loss_and_gradient
     plan = dict(chunks=(12, 6, 12), schedule="breadth-first", interleave=3, places=places, alpha=1.0, kv="rebuild")
     model = dict(num_layers=5, layers="2x(local,full),local", kinds={"local": {"sliding_window": 8}})
     compare(Case(plan, model), 0, count=2, request=request)
+
+
+STATES = {"value_heads": 4, "key_heads": 2, "key_size": 4, "value_size": 6, "taps": 3}
+
+
+@pytest.mark.parametrize(
+    ("kv", "attention"),
+    [
+        ("rebuild", "recompute"),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("host", "host"), ("keep", "keep"))),
+    ],
+)
+def test_a_period_with_a_state_has_the_dense_loss_and_gradients(kv, attention, request):
+    """A period of a layer with a state, one with a window and one without; two sequences in a wave; unequal chunks."""
+    plan = dict(chunks=(8, 12, 4), mesh=(1, 1, 2), schedule="breadth-first", interleave=2, sequences=2, wave=2)
+    plan |= dict(places=("period", attention, "recompute"), alpha=1.0, kv=kv, weights="gathered")
+    kinds = {"local": {"sliding_window": 6}, "delta": {"delta": STATES}}
+    case = Case(plan, dict(num_layers=6, layers="2x(delta,local,full)", kinds=kinds))
+    compare(case, 0, count=2, batches=packed_batches, request=request)

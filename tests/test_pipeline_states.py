@@ -15,8 +15,8 @@ from sppo_jax.rules import Broken
 KINDS = {"state": {"mlp_size": STATE_MLP}}
 HYBRID = dict(num_layers=4, layers="2x(state,full)", kinds=KINDS)
 # Both orders of chunks; states alone.
-DRAWN_IN_CI = (46, 6, 15)
-DRAWN_SLOWLY = (2, 37, 43, 45, 56, 70, 73)
+DRAWN_IN_CI = (46, 15)
+DRAWN_SLOWLY = (2, 6, 37, 43, 45, 56, 70, 73)
 # Layers with a state beside attention.
 BY_GROUPS = dict(schedule="breadth-first", interleave=2)
 DELTA = dict(layers="2x(delta,full)", kinds={})

@@ -1,4 +1,4 @@
-"""The example's own block: the pipeline's loss and gradients against the dense model's."""
+"""The examples' own blocks and mixer: the pipeline's loss and gradients against the dense model's."""
 
 import dataclasses
 import importlib.util
@@ -8,6 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 import sppo_jax
@@ -15,16 +16,17 @@ from sppo_jax.config import SequenceConfig
 from sppo_jax.models import Decoder, dense_value_and_grad
 
 
-def load_example():
-    path = Path(__file__).parents[1] / "examples" / "custom_block.py"
-    spec = importlib.util.spec_from_file_location("custom_block", path)
+def load_example(name):
+    path = Path(__file__).parents[1] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_pipeline_equals_dense_for_a_users_block(x64):
-    example = load_example()
+@pytest.mark.parametrize(("name", "layer"), [("custom_block", "ParallelBlock"), ("custom_mixer", "RecurrentBlock")])
+def test_pipeline_equals_dense_for_a_users_block(name, layer, x64):
+    example = load_example(name)
     config = example.make_config()
     shape = dataclasses.replace(
         config.model, hidden_size=16, head_dim=4, mlp_size=24, compute_dtype="float64", init_scale=0.3
@@ -32,7 +34,7 @@ def test_pipeline_equals_dense_for_a_users_block(x64):
     config = dataclasses.replace(
         config, model=shape, sequence=SequenceConfig(length=32, chunks=4, kind="ring", per_pipeline=1)
     )
-    model = Decoder(shape, rngs=nnx.Rngs(params=0), layer=example.ParallelBlock)
+    model = Decoder(shape, rngs=nnx.Rngs(params=0), layer=getattr(example, layer))
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), nnx.state(model, nnx.Param))
     batch = jax.tree.map(jnp.asarray, example.text_batch(np.random.default_rng(0), config))
     loss, grads = sppo_jax.value_and_grad(sppo_jax.make_plan(config), model)(params, batch)

@@ -6,7 +6,7 @@ import pytest
 from exactness import dense_step, quick_jit, random_batch, relative_errors, small_model, small_plan
 from flax import nnx
 from programs import compare
-from state_cases import STATE_MLP, UnawareLayer, draw_states, packed_batches, state_layer
+from state_cases import STATE_MLP, StateCase, UnawareLayer, draw_states, packed_batches, state_layer
 
 from sppo_jax.pipeline import api, mixing
 from sppo_jax.pipeline.api import evaluate, value_and_grad
@@ -14,8 +14,62 @@ from sppo_jax.rules import Broken
 
 KINDS = {"state": {"mlp_size": STATE_MLP}}
 HYBRID = dict(num_layers=4, layers="2x(state,full)", kinds=KINDS)
-DRAWN_IN_CI = ()
-DRAWN_SLOWLY = ()
+# Both orders of chunks; states alone.
+DRAWN_IN_CI = (46, 15)
+DRAWN_SLOWLY = (2, 6, 37, 43, 45, 56, 70, 73)
+# Layers with a state beside attention.
+BY_GROUPS = dict(schedule="breadth-first", interleave=2)
+DELTA = dict(layers="2x(delta,full)", kinds={})
+ON_HOST = dict(places=("host", "recompute", "recompute"), alpha=1.0)
+BESIDE_ATTENTION = {
+    "the delta rule": (dict(chunks=(8, 4), mesh=(1, 1, 2)), dict(layers="delta,full", kinds={}, num_layers=2)),
+    "an only chunk": (dict(chunks=(8,), mesh=(1, 1, 2), weights="gathered", kv="recompute", **BY_GROUPS), {}),
+}
+SLOWLY_BESIDE_ATTENTION = {
+    "gathered, rebuilt": (
+        dict(chunks=(8, 4, 8), mesh=(1, 1, 2), weights="gathered", kv="rebuild", **BY_GROUPS)
+        | dict(places=("host", "host", "recompute"), alpha=1.0),
+        {},
+    ),
+    "late attention": (
+        dict(chunks=(8, 4, 8), mesh=(1, 1, 2), weights="gathered", kv="rebuild", attention_from=1, **BY_GROUPS)
+        | dict(places=("host", "host", "recompute"), alpha=1.0),
+        {},
+    ),
+    "keys and values on the host, a wave": (
+        dict(chunks=(8, 4), mesh=(1, 1, 2), kind="ring", sequences=2, wave=2, kv="host", **ON_HOST, **BY_GROUPS),
+        {},
+    ),
+    "a group's input alone": (
+        dict(chunks=(8, 4), mesh=(1, 1, 2), weights="gathered", places=("recompute",) * 3, **BY_GROUPS),
+        {},
+    ),
+    "the delta rule, gathered": (
+        dict(chunks=(8, 4), mesh=(1, 1, 2), weights="gathered", kv="rebuild", **ON_HOST, **BY_GROUPS),
+        DELTA,
+    ),
+    "the delta rule on two stages": (
+        dict(chunks=(8, 4), mesh=(1, 2, 2), kind="ring", sequences=2, places=("keep", "keep", "keep")),
+        DELTA,
+    ),
+    "unlike groups": (
+        dict(chunks=(8, 4), mesh=(1, 1, 2), kv="rebuild", **ON_HOST, **BY_GROUPS),
+        dict(layers="state,full,full,state"),
+    ),
+    "shapes": (
+        dict(chunks=(4, 8, 4), mesh=(1, 1, 2), shapes=(6, 8), places=("keep", "recompute", "recompute")),
+        {},
+    ),
+    "interleaved": (
+        dict(chunks=(8, 4), mesh=(1, 2, 1), sequences=2, schedule="interleaved-seq1f1b", interleave=2)
+        | dict(places=("recompute",) * 3),
+        dict(num_layers=8, layers="4x(state,full)"),
+    ),
+    "waiting on the host": (
+        dict(chunks=(8, 4, 8), mesh=(1, 2, 1), sequences=2, wave=2, kv="rebuild", waiting="host", **BY_GROUPS),
+        dict(num_layers=8, layers="4x(state,full)"),
+    ),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +91,23 @@ def test_drawn_states_have_the_dense_loss_and_gradients(seed, request):
 @pytest.mark.parametrize("seed", DRAWN_SLOWLY)
 def test_more_drawn_states_have_the_dense_loss_and_gradients(seed, request):
     compare(draw_states(seed), seed, count=2, batches=packed_batches, request=request)
+
+
+def compare_named(named, request):
+    plan, model = named
+    case = StateCase(plan, HYBRID | {"hidden_size": 8} | model)
+    compare(case, seed=3, count=3, batches=packed_batches, request=request)
+
+
+@pytest.mark.parametrize("name", BESIDE_ATTENTION)
+def test_states_beside_attention_have_the_dense_loss_and_gradients(name, request):
+    compare_named(BESIDE_ATTENTION[name], request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOWLY_BESIDE_ATTENTION)
+def test_more_states_beside_attention_have_the_dense_loss_and_gradients(name, request):
+    compare_named(SLOWLY_BESIDE_ATTENTION[name], request)
 
 
 CHUNKS, SEQUENCES = (8, 4), 2

@@ -185,7 +185,7 @@ def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int, window
     if window:
         check_rules(Facts(window=window, groups="flex", kernel=None if model.kernel == "auto" else model.kernel))
         return "blockwise"
-    head_dim = max((kind.head_dim for kind, _ in model.counts(model.num_layers)), key=lambda x: (x % 8 > 0, x))
+    head_dim = max((kind.head_dim for kind in model.attention_kinds or [model]), key=lambda x: (x % 8 > 0, x))
     possible = cudnn_takes(compute_bytes, head_dim)
     if model.kernel == "cudnn" and not (possible and device.platform == "gpu"):
         raise ValueError(

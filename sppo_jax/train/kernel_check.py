@@ -58,8 +58,8 @@ def check_kernels(config: Config, plan: Plan, device: jax.Device, kernel: Kernel
 
 
 def calls_of(model: ModelConfig, plan: Plan) -> list[tuple[Heads, bool]]:
-    """Returns the heads of the kernel's calls on one device, and whether they have windows, for all kinds of layers."""
-    kinds = [(kind, kind.window_within(plan.sequence_length) > 0) for kind, _ in model.counts(model.num_layers)]
+    """Returns the heads of the kernel's calls on one device, and whether they have windows, of kinds with attention."""
+    kinds = [(kind, kind.window_within(plan.sequence_length) > 0) for kind in model.attention_kinds]
     return list(dict.fromkeys((heads, window) for kind, window in kinds for heads in heads_of(kind, plan)))
 
 

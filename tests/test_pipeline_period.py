@@ -1,8 +1,11 @@
 """Groups that run again from their first layer's input: exact in every plan."""
 
+import jax.numpy as jnp
 import pytest
 from combinations import draw_period
 from programs import Case, compare
+
+from sppo_jax.pipeline.layout import arrange
 
 # Both orders of chunks.
 DRAWN_IN_CI = (39,)
@@ -30,3 +33,10 @@ def test_a_last_group_that_is_a_part_of_a_period_has_the_dense_loss_and_gradient
     plan = dict(chunks=(12, 6, 12), schedule="breadth-first", interleave=3, places=places, alpha=1.0, kv="rebuild")
     model = dict(num_layers=5, layers="2x(local,full),local", kinds={"local": {"sliding_window": 8}})
     compare(Case(plan, model), 0, count=2, request=request)
+
+
+def test_layers_that_do_not_fill_the_last_group_are_stored_with_zeros_behind():
+    layers = jnp.arange(1.0, 11.0).reshape(5, 2)
+    stored = arrange(layers, (3, 1, 2, 2))
+    assert not stored[2, 0, 1].any() and (stored != 0).sum() == 10
+    assert (arrange(stored, (5, 2)) == layers).all()

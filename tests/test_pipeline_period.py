@@ -1,9 +1,12 @@
 """Groups that run again from their first layer's input: exact in every plan."""
 
+import jax.numpy as jnp
 import pytest
 from combinations import draw_period
 from programs import Case, compare
 from state_cases import packed_batches
+
+from sppo_jax.pipeline.layout import arrange
 
 # Both orders of chunks.
 DRAWN_IN_CI = (39,)
@@ -30,7 +33,8 @@ def test_a_last_group_that_is_a_part_of_a_period_has_the_dense_loss_and_gradient
     """Two periods of two layers and one layer more, which is stored with a layer of zeros; chunks of two lengths."""
     plan = dict(chunks=(12, 6, 12), schedule="breadth-first", interleave=3, places=places, alpha=1.0, kv="rebuild")
     model = dict(num_layers=5, layers="2x(local,full),local", kinds={"local": {"sliding_window": 8}})
-    compare(Case(plan, model), 0, count=2, request=request)
+    # In these batches documents reach a whole window back over both borders between chunks.
+    compare(Case(plan, model), 9, count=2, request=request)
 
 
 STATES = {"value_heads": 4, "key_heads": 2, "key_size": 4, "value_size": 6, "taps": 3}
@@ -50,3 +54,10 @@ def test_a_period_with_a_state_has_the_dense_loss_and_gradients(kv, attention, r
     kinds = {"local": {"sliding_window": 6}, "delta": {"delta": STATES}}
     case = Case(plan, dict(num_layers=6, layers="2x(delta,local,full)", kinds=kinds))
     compare(case, 0, count=2, batches=packed_batches, request=request)
+
+
+def test_layers_that_do_not_fill_the_last_group_are_stored_with_zeros_behind():
+    layers = jnp.arange(1.0, 11.0).reshape(5, 2)
+    stored = arrange(layers, (3, 1, 2, 2))
+    assert not stored[2, 0, 1].any() and (stored != 0).sum() == 10
+    assert (arrange(stored, (5, 2)) == layers).all()

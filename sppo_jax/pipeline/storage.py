@@ -5,8 +5,8 @@ step changes these zeros, because their gradients are zeros. A step gathers the 
 the zeros off.
 
 Layers are stored where they run. With v groups a stage and P stages, layers [L, ...] are stored as [v, P, layers, ...],
-so no layer crosses stages in a step. Checkpoints and callers have the layers in order, [L, ...]. With v = 1 both are
-[L, ...].
+so no layer crosses stages in a step. Where the last group has fewer layers, layers of zeros fill it. Checkpoints and
+callers have the layers in order, [L, ...]. With v = 1 both are [L, ...].
 
 Two cuts may fall within a mesh axis. Then the parameter lies on a mesh of the same devices in the same order whose axis
 is divided.

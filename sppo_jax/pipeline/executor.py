@@ -17,7 +17,7 @@ from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.pipeline import stage as stages
-from sppo_jax.pipeline import units, vocabulary
+from sppo_jax.pipeline import layer_group, units, vocabulary
 from sppo_jax.pipeline.layout import Physical
 from sppo_jax.pipeline.mechanisms.mechanism import Tick
 from sppo_jax.pipeline.rows import Rows, rows_of
@@ -127,7 +127,7 @@ class Executor(Run):
         late = {name: one for name, one in coming.items() if name not in early}
         held = (late, sent) if is_held else None
         memory = stages.Memory(state.prefixes.caches, state.shares_MvnW if self.train else None, state.states)
-        y_TD, memory, filled, held, early = stages.forward(
+        y_TD, memory, filled, held, early = layer_group.forward(
             self._held(state), unit, x_TD, memory, split, filling, held, early or None
         )
         chex.assert_equal_shape((x_TD, y_TD))
@@ -239,7 +239,7 @@ class Executor(Run):
                 sums_MvnW = sums_MvnW + tick.begun().astype(sums_MvnW.dtype)
             gradient_nW = self.stage.shares.gradient(sums_MvnW, row["sequence"], row["group"][me])
             unit = unit._replace(gradient_nW=gradient_nW)
-        dx_TD, caches, sums, held = stages.backward(stage, unit, dy_TD, prefixes.caches, sums, splits, stash, held)
+        dx_TD, caches, sums, held = layer_group.backward(stage, unit, dy_TD, prefixes.caches, sums, splits, stash, held)
         chex.assert_equal_shape((dx_TD, dy_TD))
         state = state._replace(
             prefixes=replace(prefixes, caches=caches, grads=sums.prefixes),

@@ -48,7 +48,7 @@ _BEHIND = ALL - _BEFORE
 _LOSS_TOKENS, _LOSS_BYTES = 1024, 10
 # A parameter and the two moments that Adam keeps of it.
 _STATES = 3
-# The most layers of a group that are no loop: the last one stands alone, see `pipeline.stage.run_layers`.
+# The most layers of a group that are no loop: the last one stands alone, see `pipeline.kinds.run_layers`.
 _LAYERS_WITHOUT_LOOP = 2
 # A norm behind an MLP asks for the MLP's output before the cotangents of its inner arrays come, so the MLP's forward is
 # made again first: so many more of its arrays are there, as compiled in two plans of Gemma 3 and one of OLMo 3.

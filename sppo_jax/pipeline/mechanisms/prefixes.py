@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from sppo_jax.attention.sequence import Cache
 from sppo_jax.attention.tags import Tags
+from sppo_jax.pipeline import layer_group, units, vocabulary
 from sppo_jax.pipeline import stage as stages
-from sppo_jax.pipeline import units, vocabulary
 from sppo_jax.pipeline.mechanisms.mechanism import Mechanism, Tick
 from sppo_jax.pipeline.mechanisms.stash import Stash
 from sppo_jax.pipeline.run import Run
@@ -95,7 +95,7 @@ class Prefixes(Mechanism):
         layout, kept, _ = stash.to_use(run, tick)
         filled = layout, kept, self.refetched
         split = units.split(run, spec.passes.forward)
-        return replace(self, caches=stages.rebuild(stage, unit, self.caches, split, filled, behind))
+        return replace(self, caches=layer_group.rebuild(stage, unit, self.caches, split, filled, behind))
 
 
 def _zeros(shape: tuple[int, ...], dtype) -> Cache:

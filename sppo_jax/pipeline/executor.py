@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from sppo_jax import buffers
-from sppo_jax.pipeline import stage as stages
 from sppo_jax.pipeline import layer_group, units, vocabulary
+from sppo_jax.pipeline import stage as stages
 from sppo_jax.pipeline.layout import Physical
 from sppo_jax.pipeline.mechanisms.mechanism import Tick
 from sppo_jax.pipeline.rows import Rows, rows_of

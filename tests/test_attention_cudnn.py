@@ -92,7 +92,14 @@ def test_every_backward_adds_in_a_fixed_order_if_asked():
 
 
 @pytest.mark.parametrize(
-    "dtype,head_dim,fits", [("bfloat16", 128, True), ("float32", 64, False), ("bfloat16", 36, False)]
+    "dtype,head_dim,fits",
+    [
+        ("bfloat16", 128, True),
+        ("bfloat16", 256, True),
+        ("bfloat16", 264, False),
+        ("float32", 64, False),
+        ("bfloat16", 36, False),
+    ],
 )
 def test_what_cudnn_takes(dtype, head_dim, fits):
     assert cudnn.supports(jnp.dtype(dtype), head_dim) == fits

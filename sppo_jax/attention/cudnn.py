@@ -19,7 +19,7 @@ from sppo_jax.plan.parts import cudnn_takes
 
 
 def supports(dtype, head_dim: int) -> bool:
-    """Returns whether cuDNN takes this dtype and head size on every GPU since Ampere."""
+    """Returns whether cuDNN takes this dtype and head size on any GPU."""
     return jnp.issubdtype(dtype, jnp.floating) and cudnn_takes(jnp.dtype(dtype).itemsize, head_dim)
 
 

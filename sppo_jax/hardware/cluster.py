@@ -75,6 +75,7 @@ class Device:
         attention_efficiency: share of the peak that attention's forward over a long prefix reaches, 0..1.
         attention_backward: seconds of attention's backward for one of its forward.
         attention_head_dim: elements of a head with which attention reaches that share.
+        fused_head_dim: the most elements of a head that the fused kernel takes, forward and backward.
         attention_fixed: share of the fused kernel's time with heads of 128 that shorter heads take as well, 0..1: that
             of the exponentials of scores.
         attention_block: queries and keys of a block of the blockwise kernel, which computes whole ones; 0: not counted.
@@ -103,6 +104,7 @@ class Device:
     attention_efficiency: float = 0.5
     attention_backward: float = 2.5
     attention_head_dim: int = 128
+    fused_head_dim: int = 128
     attention_fixed: float = 0.0
     attention_block: int = 0
     attention_rows: int = 0
@@ -154,8 +156,11 @@ class Device:
         return min(reached, 4 * head_dim * self.hbm_bytes_s / score_bytes)
 
     def _head_share(self, head_dim: int) -> float:
-        """Returns the fused kernel's FLOP/s with heads of a size, as a share of those with heads of 128."""
-        size = head_dim / 128
+        """Returns the fused kernel's FLOP/s with heads of a size, as a share of those with heads of 128.
+
+        Longer heads are taken to be no faster: nobody measured them for us.
+        """
+        size = min(1.0, head_dim / 128)
         return size / (self.attention_fixed + (1 - self.attention_fixed) * size)
 
 
@@ -213,6 +218,8 @@ _A100: dict[str, Any] = {
 }
 _ASSUMED: dict[str, Any] = {"assumed": True}
 _HOPPER: dict[str, Any] = {
+    # cuDNN's support matrix: a backward of 256 on Hopper, of 128 on Ampere.
+    "fused_head_dim": 256,
     "attention_efficiency": 619 / 989,
     "attention_backward": 2.5 * 619 / 528,
     "attention_fixed": 0.3,

@@ -13,9 +13,12 @@ GROUPS = ("static", "flex")
 KERNELS = ("blockwise", "cudnn")
 
 
-def cudnn_takes(itemsize: int, head_dim: int) -> bool:
-    """Returns whether cuDNN's attention takes elements of so many bytes and heads of so many, on GPUs since Ampere."""
-    return itemsize == 2 and head_dim % 8 == 0 and head_dim <= 128
+def cudnn_takes(itemsize: int, head_dim: int, most: int = 256) -> bool:
+    """Returns whether cuDNN's attention takes elements of so many bytes and heads of so many, `most` at most.
+
+    `most` differs by device: `hardware.Device.fused_head_dim`. No device has more than 256.
+    """
+    return itemsize == 2 and head_dim % 8 == 0 and head_dim <= most
 
 
 # Fields of a model that a plan depends on; and those of the MLP, or of the experts in its place.

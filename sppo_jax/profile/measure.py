@@ -15,7 +15,7 @@ from flax import nnx
 from jax import lax
 
 from sppo_jax import hardware
-from sppo_jax.attention import cudnn, sequence
+from sppo_jax.attention import sequence
 from sppo_jax.attention.sequence import Cache, Chunk, Split
 from sppo_jax.compat import to_device, to_host
 from sppo_jax.config import ExpertsConfig, ModelConfig
@@ -25,6 +25,7 @@ from sppo_jax.models.counts import ATTENTION_BACKWARD, LINEAR_BACKWARD, chunk_pa
 from sppo_jax.models.layers import DecoderLayer
 from sppo_jax.models.leaves import is_cast
 from sppo_jax.pipeline.block import Block, Projected, Weights
+from sppo_jax.plan.parts import cudnn_takes
 from sppo_jax.profile.tick import tick_seconds
 from sppo_jax.profile.timing import AXIS, Timer
 
@@ -127,7 +128,8 @@ def measure(model: ModelConfig, sizes: Sizes, say: Say = print) -> Profile:
     model = _without_experts(model)
     layer = DecoderLayer(model, rngs=nnx.Rngs(0))
     device, dtype = hardware.DEVICES[name], layer.dtype
-    kernel = device.kernel if cudnn.supports(dtype, model.head_dim) else "blockwise"
+    is_taken = cudnn_takes(jnp.dtype(dtype).itemsize, model.head_dim, device.fused_head_dim)
+    kernel = device.kernel if is_taken else "blockwise"
     say(f"{len(devices)} x {name}, {dtype.name}, {kernel} attention, all devices at once")
     matmul = _matmuls(timer, model, sizes, dtype, say)
     layer_flops_s, overhead_tokens = _layers(timer, model, layer, sizes, say)

@@ -186,12 +186,11 @@ def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int, window
         check_rules(Facts(window=window, groups="flex", kernel=None if model.kernel == "auto" else model.kernel))
         return "blockwise"
     head_dim = max((kind.head_dim for kind in model.attention_kinds or [model]), key=lambda x: (x % 8 > 0, x))
-    possible = cudnn_takes(compute_bytes, head_dim)
+    possible = cudnn_takes(compute_bytes, head_dim, device.fused_head_dim)
     if model.kernel == "cudnn" and not (possible and device.platform == "gpu"):
         raise ValueError(
-            "model.kernel=cudnn must have a GPU, bfloat16, and a model.head_dim up to 128 that is a multiple of 8, "
-            "got "
-            f"{device.name}, {compute_bytes} bytes an element and model.head_dim={head_dim}; use "
+            f"model.kernel=cudnn must have a GPU, bfloat16, and a model.head_dim up to {device.fused_head_dim} that is "
+            f"a multiple of 8, got {device.name}, {compute_bytes} bytes an element and model.head_dim={head_dim}; use "
             "model.kernel=blockwise"
         )
     if model.kernel != "auto":

@@ -58,6 +58,16 @@ def test_a_window_within_a_sequence_is_named_and_its_rate_is_called_a_guess():
     assert not rows(0) and not rows(10**7)
 
 
+def test_the_rate_of_layers_with_a_state_is_called_a_guess():
+    def rows(**model):
+        text = " ".join(brief_text(small_figures(model=MODEL | model)).split())
+        return (
+            "layers with a state are charged at 10% of the rate of matmuls and 20 us per 512 tokens, which are" in text
+        )
+
+    assert rows(layers="8x(delta,full)") and not rows()
+
+
 def test_a_model_with_experts_says_how_many_parameters_and_where_experts_are():
     model = {**MODEL, "experts": {"count": 8, "chosen": 2, "size": 2048}}
     lines = brief_text(small_figures(model=model)).splitlines()

@@ -23,6 +23,7 @@ def cudnn_takes(itemsize: int, head_dim: int, most: int = 256) -> bool:
 
 # Fields of a model that a plan depends on; and those of the MLP, or of the experts in its place.
 _MODEL_FIELDS = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+_DELTA_FIELDS = ("delta.value_heads", "delta.key_heads", "delta.key_size", "delta.value_size", "delta.taps")
 _EXPERTS_FIELDS = ("experts.count", "experts.chosen", "experts.size", "experts.shared_size")
 
 
@@ -40,7 +41,8 @@ def model_shape(model: Any) -> dict[str, int | str]:
 def _shape(model: Any, fields: tuple[str, ...]) -> dict[str, int | str]:
     of_mlp = _EXPERTS_FIELDS if model.experts.count else ("mlp_size",)
     of_window = ("sliding_window",) * bool(model.sliding_window)
-    return {name: attrgetter(name)(model) for name in (*fields, *of_mlp, *of_window)}
+    of_state = _DELTA_FIELDS if model.mixer == "delta" else ()
+    return {name: attrgetter(name)(model) for name in (*fields, *of_mlp, *of_window, *of_state)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from sppo_jax.models.state_counts import device_bytes, state_counts
 from sppo_jax.predict.shape import MemoryShape
 
 # The share of the FLOP/s of matrix products that a mixer reaches: small products in float32, one after another.
-_RATE = 0.1
+STATE_RATE = 0.1
 # Seconds of a step, and tokens between two steps: eight runs of blocks of 64 tokens go side by side.
-_STEP_S, _STEP_TOKENS = 20e-6, 8 * 64
+STATE_STEP_S, STATE_STEP_TOKENS = 20e-6, 8 * 64
 # Forwards' worth of work in a backward: the run made again, once more stretch by stretch, and the gradients.
 _BACKWARD = 4.0
 
@@ -32,7 +32,7 @@ class StateWork(NamedTuple):
 
     def token_s(self, kind: str, seq: int, flops_s: float) -> float:
         """Returns the seconds of a token of a device in a layer; arguments as `CostModel.seconds`."""
-        forward = self.flops / (_RATE * flops_s) + self.share * seq * _STEP_S / _STEP_TOKENS
+        forward = self.flops / (STATE_RATE * flops_s) + self.share * seq * STATE_STEP_S / STATE_STEP_TOKENS
         return {"F": 1.0, "B": _BACKWARD, "H": 0.0}[kind] * forward
 
     def sent_bytes(self, kind: str, seq: int, compute_bytes: int, sum_bytes: int) -> float:

@@ -27,7 +27,7 @@ from sppo_jax.schedule.table import Table
 # The choices that explain the step to someone who meets a plan for the first time, in the order of the question.
 _FIRST_CHOICES = (
     *("mesh", "schedule", "chunks", "stash", "host share"),
-    *("weights", "experts", "window", "optimizer", "waiting", "hardware"),
+    *("weights", "experts", "window", "state", "optimizer", "waiting", "hardware"),
 )
 # The parts of the step and the holders of memory that a line names.
 _MOST_NAMED = 5

@@ -8,6 +8,7 @@ from sppo_jax.config import ModelConfig
 from sppo_jax.models.counts import num_active_params, num_params
 from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.costs import WINDOW_RATE
+from sppo_jax.predict.states import STATE_RATE, STATE_STEP_S, STATE_STEP_TOKENS
 from sppo_jax.report.plan.figures import Figures
 from sppo_jax.search.no_fit import HOLDERS
 from sppo_jax.units import format_bytes
@@ -224,6 +225,14 @@ def _window(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     return [("window", f"{sizes} tokens; attention is charged at {guess}", ())]
 
 
+def _state(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Returns the row that says how layers with a state are charged, where the model of a plan has some."""
+    if not any("delta." in name for name in plan.model):
+        return []
+    rate = f"{STATE_RATE:.0%} of the rate of matmuls and {STATE_STEP_S * 1e6:.0f} us per {STATE_STEP_TOKENS} tokens"
+    return [("state", f"layers with a state are charged at {rate}, which are guesses: they were not measured", ())]
+
+
 def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     """Returns the plan's choices as (name, value, names of the reasons that belong to it)."""
     stash = plan.stash
@@ -265,5 +274,6 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
         ("dK/dV", stash.kv_grad_dtype, ("kv_grad_dtype",)),
         ("kernel", plan.kernel, ("kernel",)),
         *_window(plan),
+        *_state(plan),
         ("saves", _HOW_SAVED[plan.saves], ("saves",)),
     ]

@@ -52,7 +52,7 @@ def small(num_devices=4, **figures):
 def choices(request, dtypes=("float32",), among=None):
     """Every candidate there is, table by table, or those of some partitions."""
     for partition, dtype in itertools.product(among or partitions(request), dtypes):
-        for places in place_options(request.config.stash):
+        for places in place_options(request.config):
             for alpha, kv in itertools.product(("hidden", "all"), partition.kv(places)):
                 yield Candidate(partition, places, alpha, dtype, kv)
 
@@ -272,7 +272,7 @@ def bounded(request, every):
     """Evaluates some choices of a large request, in turn with all places, each not below its bounds."""
     bounds = Bounds(request)
     for number, one in enumerate(bounds.partitions[::every]):
-        options = place_options(request.config.stash)
+        options = place_options(request.config)
         places = options[number % len(options)]
         if one.num_chunks * one.wave > 128:
             continue
@@ -287,7 +287,7 @@ def test_bounds_from_an_uncut_sequence_are_below_those_from_all_chunks(preset, l
     """Also where chunks have two lengths, which fill the kernel's waves differently, and where rings send K and V."""
     sequence = {"ring_pass": ring_pass}
     request = read_request(large(preset, "a100-80g:8x8", length, schedule={"name": "sppo"}, sequence=sequence))
-    start, options = Frontier(request), place_options(request.config.stash)
+    start, options = Frontier(request), place_options(request.config)
     tried = list(itertools.product(partitions(request), options))[::41]
     assert len(tried) > 50
     for partition, places in tried:

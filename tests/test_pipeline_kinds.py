@@ -16,7 +16,7 @@ from sppo_jax.rules import Broken
 # Both orders of chunks; other heads, rotations, MLPs, experts, windows and sinks; resident and gathered.
 DRAWN_IN_CI = (10,)
 DRAWN_SLOWLY = (9, 22, 26, 33, 42, 45, 275, 993, *range(30_000, 30_038))
-# Groups that differ: with experts and a ring; and with their inputs alone in the stash. Slowly, with layers of another shape (44).
+# Groups that differ: with experts and a ring; and with their inputs alone in the stash. 44 has layers of two shapes.
 UNLIKE_IN_CI = (45, 39)
 # The others of the first sixty whose programs have few bodies of ticks.
 UNLIKE_SLOWLY = (0, 2, 4, 6, *range(7, 12), 15, 16, 17, 19, 22, 23, 26, *range(28, 34), 37, 38, *range(40, 43), 44, 58)

@@ -40,13 +40,15 @@ def test_a_last_group_that_is_a_part_of_a_period_has_the_dense_loss_and_gradient
 STATES = {"value_heads": 4, "key_heads": 2, "key_size": 4, "value_size": 6, "taps": 3}
 
 
-@pytest.mark.parametrize(
-    ("kv", "attention"),
-    [
-        ("rebuild", "recompute"),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("host", "host"), ("keep", "keep"))),
-    ],
-)
+def test_a_small_period_with_a_state_has_the_dense_loss_and_gradients(request):
+    plan = dict(chunks=(8, 12), mesh=(1, 1, 2), schedule="breadth-first", interleave=2)
+    plan |= dict(places=("period", "recompute", "recompute"), kv="rebuild")
+    case = Case(plan, dict(num_layers=4, layers="2x(delta,full)", kinds={"delta": {"delta": STATES}}))
+    compare(case, 0, count=2, batches=packed_batches, request=request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kv", "attention"), [("rebuild", "recompute"), ("host", "host"), ("keep", "keep")])
 def test_a_period_with_a_state_has_the_dense_loss_and_gradients(kv, attention, request):
     """A period of a layer with a state, one with a window and one without; two sequences in a wave; unequal chunks."""
     plan = dict(chunks=(8, 12, 4), mesh=(1, 1, 2), schedule="breadth-first", interleave=2, sequences=2, wave=2)

@@ -35,7 +35,7 @@ def test_lengths_are_todays(cell, monkeypatch):
 def test_a_length_of_the_page_fits_today_and_the_next_one_does_not(monkeypatch):
     """Two searches instead of the nine of the whole row, which is a slow test."""
 
-    def max_length(config, cluster, *, budget_s):
+    def max_length(config, cluster):
         fits = []
         for size in (7_077_888, 7_340_032):  # a sixteenth of 4M apart
             fits.append(

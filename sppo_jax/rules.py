@@ -475,7 +475,7 @@ def _teams_of_period(facts: Facts) -> Broken | None:
 def _rebuilds_of_period(facts: Facts) -> Broken | None:
     """Keys and values are made again from the last chunk to the first, and a layer without a window needs all before.
 
-    So the layers before it must have windows, whose tails are in the stash.
+    So the layers before it must have windows or states: tails and states are in the stash.
     """
     if facts.places is None or facts.places[0] != "period" or facts.kv != "rebuild" or facts.most_whole in (None, 0, 1):
         return None

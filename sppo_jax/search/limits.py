@@ -19,7 +19,7 @@ _MOST_HOSTS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One search of several.
+    """One size of several.
 
     Args:
         size: tokens of the sequence, or devices.
@@ -43,7 +43,7 @@ class Bound:
     Args:
         best: the longest sequence or the smallest cluster that fits; None: nothing that was tried does.
         stopped: the nearest beyond it for which there is a plan, which does not fit; None: none was searched.
-        tried: all searches, in their order.
+        tried: all sizes, in their order.
         seconds: seconds that they took.
     """
 

@@ -361,18 +361,19 @@ def test_ring_bytes_are_those_charged(plans, cheap_attention):
     assert len(seen) == 8 and min(seen.values()) > 50
 
 
+@pytest.mark.parametrize("kernel", ["cudnn", "blockwise"])
 @pytest.mark.parametrize("kind", ["F", "B"])
-def test_ring_bytes_grow_with_the_window_and_not_with_the_prefix(cheap_attention, kind):
+def test_ring_bytes_grow_with_the_window_and_not_with_the_prefix(cheap_attention, kind, kernel):
     """Of a member 8 queries and the keys that their windows reach travel, 8 + window / 4, or all of a short prefix."""
     heads = dict(num_heads=4, num_kv_heads=2, head_dim=8, itemsize=2)
     found = {}
     for window in (32, 128, 8192):
         shape = AttentionShape(**heads, window=window // 4)
-        planned = Ring(members=4, ulysses=1, length=4096, asked="kv", kernel="cudnn", shape=shape)
+        planned = Ring(members=4, ulysses=1, length=4096, asked="kv", kernel=kernel, shape=shape)
         charged = planned.forward_bytes if kind == "F" else planned.backward_bytes
         for reach in (64, 1024, 4096):
             bound = planned.bound(reach)
-            sent = sent_bytes(kind, "kv", 4, 8, bound, 4, 2, 8, np.dtype(jnp.bfloat16), "cudnn", window)
+            sent = sent_bytes(kind, "kv", 4, 8, bound, 4, 2, 8, np.dtype(jnp.bfloat16), kernel, window)
             assert charged("kv", 8, bound) == sent
             found[window, reach] = sent
     assert found[32, 64] == found[32, 1024] == found[32, 4096]

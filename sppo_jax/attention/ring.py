@@ -66,11 +66,12 @@ def ring_tags(
         keys = jax.tree.map(lambda x: x[:, :bound], keys)
     me = lax.axis_index(AXIS) if num_members > 1 else 0
     begin = 0
+    if window and passes == "kv" and num_members > 1:
+        reach = window // num_members  # of one member's keys
+        keys, begin = _within(keys, start, travelling_keys(reach, queries.documents.shape[1]), reach)
     if kernel == "cudnn" and window:
-        window //= num_members  # of one member's keys
-        if passes == "kv" and num_members > 1:
-            keys, begin = _within(keys, start, travelling_keys(window, queries.documents.shape[1]), window)
-            start -= begin
+        window //= num_members
+        start -= begin
 
     def pair(other):
         own_q, own_k = (me, other) if passes == "kv" else (other, me)
@@ -85,7 +86,7 @@ def ring_tags(
 def _within(keys: Tags, start, size: int, window: int) -> tuple[Tags, jax.Array]:
     """Cuts out the keys that the windows of a chunk reach, and returns the first one's place.
 
-    Documents of the fused kernel have no holes: so many positions are no more tokens.
+    A document has no padding within, see `validate_batch`: so many positions are no more tokens.
     """
     num_members, num_keys = keys.documents.shape
     size = min(size, num_keys)

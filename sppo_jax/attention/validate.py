@@ -54,9 +54,9 @@ def _check_contiguous(documents: np.ndarray, row: int) -> None:
     numbers = documents[begins]
     _require(
         len(set(numbers.tolist())) == len(numbers),
-        "a document must be contiguous for the fused attention kernel",
+        "a document must be contiguous for the fused attention kernel and a sliding window",
         f"padding within a document of sequence {row}",
-        "move padding between documents, or use model.kernel=blockwise",
+        "move padding between documents, or use model.kernel=blockwise and no window",
     )
 
 

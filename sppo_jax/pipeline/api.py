@@ -147,7 +147,7 @@ class Step:
                 num_kv_heads=sequence.cache_heads(k.shape[1], plan.ulysses),
                 head_dim=q.shape[2],
                 itemsize=dtype.itemsize,
-                window=windows[kind] // plan.ring if plan.kernel == "cudnn" or is_period else 0,
+                window=windows[kind] // plan.ring,
                 is_tail=is_period,
             )
         most_whole = max(sum(windows.get(kind, 1) == 0 for kind in kinds) for kinds in groups)
@@ -272,7 +272,7 @@ class Step:
             vocab_size=self.model.config.vocab_size,
             num_sequences=self.plan.num_sequences,
             sequence_length=self.plan.sequence_length,
-            contiguous=self.plan.kernel == "cudnn",
+            contiguous=self.plan.kernel == "cudnn" or any(self.layers.windows.values()),
             consecutive=self.plan.kernel == "cudnn" and any(self.layers.windows.values()),
             natural=self.plan.groups == "static",
             padded_behind=bool(self.layers.states),

@@ -562,7 +562,7 @@ def _heads(model: ModelConfig, stage: StageShape, tails: bool) -> AttentionShape
         num_kv_heads=math.lcm(model.num_kv_heads, stage.ulysses) // stage.ulysses,
         head_dim=model.head_dim,
         itemsize=stage.compute_bytes,
-        window=model.window_within(stage.length) // stage.ring if stage.kernel == "cudnn" or tails else 0,
+        window=model.window_within(stage.length) // stage.ring,
         is_tail=tails,
     )
 

@@ -27,7 +27,7 @@ class AttentionShape:
         num_kv_heads: key-value heads.
         head_dim: elements of a head.
         itemsize: bytes of an element in the compute dtype.
-        window: keys of a ring member that a query sees where only these travel; 0: all travel.
+        window: keys of a ring member that a query sees, besides which those of its chunk alone travel; 0: all travel.
         is_tail: whether a member has no keys but these, in front of its chunk: all of them travel from the start.
     """
 

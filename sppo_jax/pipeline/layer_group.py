@@ -86,7 +86,7 @@ def _forward_layer(stage, x, unit, at, memory, split, *, early=None, again=None)
     Where `again` is given, the layer runs again: its keys and values are in the memory, and its shares have been added.
     """
     layers, block = stage.layers, stage.layers.blocks[at.kind]
-    weights = stage.layer_weights(unit, at)
+    weights = stage.layer_weights(unit, at, x)
     save_rest = stage.places.rest != "recompute"
     if save_rest:
         projected, vjp_before = block.vjp_before(weights, x, unit.positions_T)
@@ -274,7 +274,7 @@ def rebuild(stage: Stage, unit: Unit, caches: tuple[Cache, ...], split: Split, s
             k, v = values["k"], values["v"]
         else:
             block = stage.layers.blocks[at.kind]
-            _, k, v, _ = block.before(stage.layer_weights(unit, at), values["x"], unit.positions_T)
+            _, k, v, _ = block.before(stage.layer_weights(unit, at, values["x"]), values["x"], unit.positions_T)
         return (_rewritten(stage, unit, caches, at, k, v, split, behind),)
 
     return run_layers(stage.layers.kinds, body, (caches,))[0][0]
@@ -307,7 +307,7 @@ def _rebuild_period(stage, unit, caches, split, stash, behind):
     before = layers.kinds[:number]
     x_TD, caches = run_layers(before, body, carry)[0] if before else carry
     at = At(layers.kinds[number], {kind: before.count(kind) for kind in layers.kinds})
-    _, k, v, _ = layers.blocks[at.kind].before(stage.layer_weights(unit, at), x_TD, unit.positions_T)
+    _, k, v, _ = layers.blocks[at.kind].before(stage.layer_weights(unit, at, x_TD), x_TD, unit.positions_T)
     return _rewritten(stage, unit, caches, at, k, v, split, behind)
 
 
@@ -407,7 +407,7 @@ def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
     if stage.layers.blocks[at.kind].has_state:
         dx, sums, early = _backward_state_layer(stage, unit, at, dy, saved, sums, splits.forward)
         return dx, sums, caches, early
-    weights, of_group = stage.layer_weights(unit, at), stage.layers
+    weights, of_group = stage.layer_weights(unit, at, dy), stage.layers
     number = of_group.cache_of(at.kind)
     cache, layer = caches[number], at.among(of_group.kv[number])
     window = of_group.windows[at.kind]
@@ -448,7 +448,7 @@ def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
 
 def _backward_state_layer(stage, unit, at, dy, saved, sums, split):
     """One layer with a state; returns the cotangent of its input, the accumulators, and `early`."""
-    layers, block, weights = stage.layers, stage.layers.blocks[at.kind], stage.layer_weights(unit, at)
+    layers, block, weights = stage.layers, stage.layers.blocks[at.kind], stage.layer_weights(unit, at, dy)
     vjps = _made_vjps if stage.places.rest == "recompute" else _saved_vjps
     operands, vjp_before, vjp_after = vjps(stage, at.kind, weights, saved, unit)
     state, place = (

@@ -130,9 +130,15 @@ class Stage:
         """Returns the same stage with these parameters in its slots."""
         return Stage(self.layers, self.weights, self.places, self.shares, slots)
 
-    def layer_weights(self, unit: "Unit", at: At) -> Weights:
-        """Picks one layer's weights."""
+    def layer_weights(self, unit: "Unit", at: At, x: jax.Array) -> Weights:
+        """Picks one layer's weights; `x` is what the layer works on.
+
+        Layers of several kinds are no loop, and a compiler would pick the weights of all of them at once. So those with
+        experts are picked after `x` is there.
+        """
         stack, number = self.layers.stacks[at.kind], self.layers.in_stack(at)
+        if self.layers.blocks[at.kind].chooses and len(set(self.layers.kinds)) > 1:
+            number += buffers.after(x)
 
         def pick(x, like, slot):
             return buffers.read(x, (slot, number), x.shape[2:]).reshape(like.shape[2:])

@@ -47,7 +47,7 @@ class Layers:
         tails: the shape [K, W, H] of a tail, of kinds whose caches hold a tail and a chunk; see `pipeline.period`.
         states: the kinds of each buffer of states, which have one shape.
         state_shapes: of each kind whose layers have a state.
-        traced: the shapes that `Stage.shapes` has found; every tick of a program asks for some.
+        traced: the shapes that `Stage.shapes` has found in one trace; every tick of a program asks for some.
     """
 
     blocks: Mapping[str | None, Block]

@@ -17,6 +17,7 @@ What a value needs is a set of bits, one for each event (see `_Run`). Two bits s
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from functools import reduce
+from itertools import groupby
 from operator import and_, or_
 
 import jax
@@ -81,10 +82,15 @@ class _Run:
         self._evaluate(jaxpr)
 
     def _evaluate(self, jaxpr: Jaxpr) -> None:
-        for eqn in jaxpr.eqns:
-            if not _communicates(eqn):
-                self._compute(jaxpr, eqn)
-            elif _is_one_step(eqn):
+        for communicates, eqns in groupby(jaxpr.eqns, _communicates):
+            if communicates:
+                self._communicate(jaxpr, eqns)
+            else:
+                self._compute(jaxpr, list(eqns))
+
+    def _communicate(self, jaxpr: Jaxpr, eqns: Iterable[JaxprEqn]) -> None:
+        for eqn in eqns:
+            if _is_one_step(eqn):
                 self._once(eqn)
             elif eqn.primitive.name == "scan":
                 self._scan(eqn)
@@ -129,14 +135,20 @@ class _Run:
     def _witnesses(self, events: int) -> list[jax.Array]:
         return [x for i, values in enumerate(self.events) if events >> i & 1 for x in values]
 
-    def _compute(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
-        results = _bind(jaxpr, eqn, [self.value(x) for x in eqn.invars])
-        self._set(eqn.outvars, results, _made_of(eqn, _of(self.needs, eqn.invars)))
+    def _compute(self, jaxpr: Jaxpr, eqns: Sequence[JaxprEqn]) -> None:
+        """Evaluates equations that do not communicate, all at once: Python spends long on each call."""
+        results = [x for eqn in eqns for x in eqn.outvars]
+        made = set(results)
+        given = {x: self.values[x] for eqn in eqns for x in eqn.invars if not isinstance(x, Literal) and x not in made}
+        self.values |= zip(results, _bind(jaxpr, eqns, given, results), strict=True)
+        for eqn in eqns:
+            self.needs |= zip(eqn.outvars, _made_of(eqn, _of(self.needs, eqn.invars)), strict=True)
 
     def _collective(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
         if not _is_collective(eqn):
             raise NotImplementedError(f"collectives in {eqn.primitive.name} have no order on CPUs; move them out of it")
-        results = _bind(jaxpr, eqn, [self.after_loops(x) for x in eqn.invars])
+        given = {x: self.after_loops(x) for x in eqn.invars if not isinstance(x, Literal)}
+        results = _bind(jaxpr, [eqn], given, eqn.outvars)
         self._happened(eqn, results, results, self.last_loop)
 
     def _scan(self, eqn: JaxprEqn) -> None:
@@ -219,10 +231,10 @@ def _communicates(eqn: JaxprEqn) -> bool:
     return _is_collective(eqn) or any(_communicates(e) for e in inner)
 
 
-def _bind(jaxpr: Jaxpr, eqn: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
-    """Applies one equation of a jaxpr, under its own name in profiles."""
-    given = {x: value for x, value in zip(eqn.invars, inputs, strict=True) if not isinstance(x, Literal)}
-    alone = jaxpr.replace(constvars=[], invars=list(given), outvars=eqn.outvars, eqns=[eqn], effects=eqn.effects)
+def _bind(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], given: dict, results: Sequence) -> Sequence[jax.Array]:
+    """Applies some equations of a jaxpr to the given values of variables, under their own names in profiles."""
+    effects = set().union(*(eqn.effects for eqn in eqns))
+    alone = jaxpr.replace(constvars=[], invars=list(given), outvars=results, eqns=eqns, effects=effects)
     return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*given.values())
 
 
@@ -360,6 +372,8 @@ def _of(needs: dict, variables: Sequence) -> list[int]:
 def _of_constant(value) -> int:
     if isinstance(value, jax.core.Tracer):
         return _DATA
+    if np.ndim(value) == 0:
+        return 0
     numbers = np.ravel(value)
     return _TABLE if (numbers != numbers[:1]).any() else 0
 

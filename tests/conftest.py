@@ -53,10 +53,12 @@ def x64():
 
 @pytest.fixture(scope="module")
 def compiled_once(tmp_path_factory):
-    """Programs that several runs of a test process share, of whichever modules, are compiled once."""
+    """Programs that several runs share, of whichever modules and test processes, are compiled once."""
     import jax
 
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.getbasetemp() / "compiled"))
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    jax.config.update("jax_compilation_cache_dir", str(base / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     yield
     jax.config.update("jax_compilation_cache_dir", None)

@@ -48,13 +48,13 @@ class Computation:
 
 
 def read_computations(text: str) -> dict[str, list[Instruction]]:
-    """Reads the computations of a scheduled module, their instructions in the schedule's order."""
+    """Reads the computations of a scheduled module but for fused ones, their instructions in the schedule's order."""
     computations: dict[str, list[Instruction]] = {}
     current = None
     for line in text.splitlines():
         head = COMPUTATION.match(line)
         if head and not line.startswith("HloModule"):
-            current = computations[head[1]] = []
+            current = None if head[1].startswith("fused_computation") else computations.setdefault(head[1], [])
         elif (found := INSTRUCTION.match(line)) and current is not None:
             root, name, opcode, rest = found.groups()
             operands, _, attributes = rest.partition(")")

@@ -13,7 +13,8 @@ from hlo_order import overtaking
 from quick_flags import NORMAL_LEVEL
 
 from sppo_jax.attention import blockwise, flash
-from sppo_jax.pipeline.api import Step, value_and_grad
+from sppo_jax.pipeline import api
+from sppo_jax.pipeline.api import value_and_grad
 from sppo_jax.schedule.table import MIN_HOST_GAP
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
@@ -71,7 +72,10 @@ def batches(rng, plan, vocab_size, count):
 
 
 def compiled_step(case, plan, model, batch):
-    """Compiles the pipeline step with the blocks of the case; refuses a program whose collectives have no order."""
+    """Compiles the pipeline step with the blocks of the case, which uses the host where the case says so.
+
+    Refuses a program whose collectives have no order.
+    """
     jit = partial(jax.jit, compiler_options=NORMAL_LEVEL) if case.optimised else quick_jit
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the plan's kernel is cudnn")
@@ -79,6 +83,7 @@ def compiled_step(case, plan, model, batch):
         patch.setattr(blockwise, "BLOCK_K", case.blocks[1])
         patch.setattr(flash, "MAX_TILE", case.blocks[1])
         step = jit(value_and_grad(plan, model)).lower(nnx.state(model, nnx.Param), batch).compile()
+        assert api._made(plan, model, None, train=True)[0].uses_host == any(host_kinds(plan))
     unordered = overtaking(step.as_text())
     assert not unordered, unordered
     return step
@@ -97,7 +102,6 @@ def compare(case, seed, count, batches=batches, request=None):
     if request is not None and case.dtype == "float64":
         request.getfixturevalue("x64")
     plan, model = case.make_plan(), case.make_model()
-    assert Step(plan, model, None, train=True).uses_host == any(host_kinds(plan))
     drawn = list(batches(np.random.default_rng(seed), plan, model.config.vocab_size, count))
     step, dense = compiled_step(case, plan, model, drawn[0]), dense_step(model)
     if case.dtype == "bfloat16":

@@ -30,9 +30,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["hybrid-fused-rest-on-host", pytest.param("ulysses-seq1f1b-host", marks=pytest.mark.slow)]
-)
+# Draws in bfloat16 are in test_pipeline_combinations.py, with every other feature there.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_bfloat16_loses_no_more_than_in_the_dense_step(name):
     compare(CASES[name], seed=0, count=2)
 

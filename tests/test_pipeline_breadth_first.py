@@ -18,7 +18,7 @@ INPUTS_ON_HOST = ("host", "recompute", "recompute")
 CASES = {
     "one-layer-groups-rebuilt-from-host": Case(
         BREADTH_FIRST
-        | dict(chunks=(16, 8, 8), mesh=(1, 1, 2), interleave=4, places=INPUTS_ON_HOST, alpha=1.0, kv="rebuild")
+        | dict(chunks=(8, 8, 8), mesh=(1, 1, 2), interleave=4, places=INPUTS_ON_HOST, alpha=1.0, kv="rebuild")
         | GATHERED,
         dict(num_layers=4),
     ),
@@ -64,6 +64,10 @@ CASES["one-chunk-in-a-wave-of-2"] = Case(
     dict(num_layers=4),
 )
 SLOW = {
+    "one-layer-groups-of-unequal-chunks": replace(
+        CASES["one-layer-groups-rebuilt-from-host"],
+        plan=CASES["one-layer-groups-rebuilt-from-host"].plan | dict(chunks=(16, 8, 8)),
+    ),
     "one-chunk-on-two-stages": Case(
         BREADTH_FIRST
         | dict(chunks=(24,), mesh=(1, 2, 2), kind="ring", sequences=2, interleave=2, kv="recompute")
@@ -169,7 +173,7 @@ SLOW = {
     ),
 }
 # Of those above; others in CI have each of their features.
-SLOW_OF_CASES = ("wave-of-2", "keys-and-values-from-host")
+SLOW_OF_CASES = ("wave-of-2", "two-stages-rebuilt", "keys-and-values-from-host")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_OF_CASES)) for n in CASES])

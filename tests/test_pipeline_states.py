@@ -1,5 +1,7 @@
 """Layers with a state in the pipeline: exact in every plan, and each mask that keeps states apart is needed."""
 
+from functools import cache
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -132,14 +134,29 @@ SHAPE = dict(chunks=CHUNKS, mesh=(1, 2, 1), sequences=SEQUENCES, csv=one_by_one(
 ALONE = dict(num_layers=2, layers="2xstate", hidden_size=8)
 
 
-def largest_error(plan, model, batch):
-    """Returns the largest relative error of the loss and of the gradients."""
-    params = nnx.state(model, nnx.Param)
-    (loss, grads), (want_loss, want) = (
-        quick_jit(value_and_grad(plan, model))(params, batch),
-        dense_step(model)(params, batch),
-    )
-    return max(abs(loss / want_loss - 1), *relative_errors(grads, want).values())
+class Dense:
+    """A model, a batch, and the dense loss and gradients, which several tests compare with."""
+
+    def __init__(self, model, num_documents, padding=0):
+        self.model, self.params = model, nnx.state(model, nnx.Param)
+        rng = np.random.default_rng(4)
+        self.batch = random_batch(rng, SEQUENCES, sum(CHUNKS), 53, documents=num_documents, padding=padding)
+        self.loss, self.grads = dense_step(model)(self.params, self.batch)
+
+    def largest_error(self, plan):
+        """Returns the largest relative error of the loss and of the gradients of a plan."""
+        loss, grads = quick_jit(value_and_grad(plan, self.model))(self.params, self.batch)
+        return max(abs(loss / self.loss - 1), *relative_errors(grads, self.grads).values())
+
+
+@cache
+def of_two_documents():
+    return Dense(model_of(**ALONE), num_documents=2, padding=2)
+
+
+@cache
+def of_an_unaware_mixer():
+    return Dense(small_model(**HYBRID | ALONE | {"layer": UnawareLayer}), num_documents=1)
 
 
 def one_document(place):
@@ -168,11 +185,10 @@ def of_unit(change):
 
 @pytest.mark.parametrize("change", [None, one_document, without_tokens_before])
 def test_documents_are_kept_apart(change, x64, monkeypatch):
-    plan, model = small_plan(**SHAPE), model_of(**ALONE)
-    batch = random_batch(np.random.default_rng(4), SEQUENCES, 12, 53, documents=2, padding=2)
+    dense = of_two_documents()
     if change is not None:
         monkeypatch.setattr(mixing, "chunk_place", of_place(change)(mixing.chunk_place))
-    error = largest_error(plan, model, batch)
+    error = dense.largest_error(small_plan(**SHAPE))
     assert error < 1e-9 if change is None else error > 1e-4
 
 
@@ -188,13 +204,11 @@ LEFT_OUT = {
 @pytest.mark.parametrize("name", [None, *LEFT_OUT])
 def test_sequences_are_kept_apart(name, x64, monkeypatch):
     """Of a mixer that sees no documents, in sequences of one document, the states lie apart without its help."""
-    plan = small_plan(**SHAPE)
-    model = small_model(**HYBRID | ALONE | {"layer": UnawareLayer})
-    batch = random_batch(np.random.default_rng(4), SEQUENCES, 12, 53, documents=1)
+    dense = of_an_unaware_mixer()
     if name is not None:
         attribute, change = LEFT_OUT[name]
         monkeypatch.setattr(mixing.StateUnit, attribute, change(getattr(mixing.StateUnit, attribute)))
-    error = largest_error(plan, model, batch)
+    error = dense.largest_error(small_plan(**SHAPE))
     assert error < 1e-9 if name is None else error > 1e-4
 
 

@@ -43,7 +43,7 @@ def trace(num_layers=4, **changes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api, "keeps_order", lambda platform: True)
         jaxpr = jax.make_jaxpr(value_and_grad(plan, model))(*arguments(plan, model))
-    return plan, Step(plan, model, None, train=True).program, list(walk(jaxpr.jaxpr))
+    return plan, api._made(plan, model, None, train=True)[0].program, list(walk(jaxpr.jaxpr))
 
 
 @lru_cache

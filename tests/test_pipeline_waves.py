@@ -5,7 +5,7 @@ from programs import HOST, NOTHING, Case, compare
 
 CASES = {
     "sppo-2-host": Case(
-        dict(chunks=(16, 8, 8), mesh=(1, 2, 1), sequences=4, schedule="sppo", wave=2, places=HOST, alpha=(0.6, 1.0)),
+        dict(chunks=(16, 8), mesh=(1, 2, 1), sequences=4, schedule="sppo", wave=2, places=HOST, alpha=(0.6, 1.0)),
         dict(num_layers=4),
     ),
     "interleaved-2-fewer-chunks-than-stages": Case(
@@ -14,6 +14,10 @@ CASES = {
     ),
 }
 SLOW = {
+    "sppo-2-host-three-chunks": Case(
+        dict(chunks=(16, 8, 8), mesh=(1, 2, 1), sequences=4, schedule="sppo", wave=2, places=HOST, alpha=(0.6, 1.0)),
+        dict(num_layers=4),
+    ),
     "seq1f1b-4": Case(
         dict(chunks=(16, 8), mesh=(1, 2, 2), sequences=8, schedule="seq1f1b", wave=4, ring_pass="q"),
         dict(num_layers=2, tied_embeddings=True),

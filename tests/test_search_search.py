@@ -50,10 +50,11 @@ def small(num_devices=4, **figures):
 
 
 def choices(request, dtypes=("float32",), among=None):
-    """Every candidate there is, table by table, or those of some partitions."""
+    """Every candidate there is, table by table, or those of some partitions; where no share may leave, alpha is one."""
     for partition, dtype in itertools.product(among or partitions(request), dtypes):
         for places in place_options(request.config):
-            for alpha, kv in itertools.product(("hidden", "all"), partition.kv(places)):
+            alphas = ("hidden", "all") if "host" in places[:2] else ("hidden",)
+            for alpha, kv in itertools.product(alphas, partition.kv(places)):
                 yield Candidate(partition, places, alpha, dtype, kv)
 
 

@@ -78,7 +78,7 @@ def dense():
 def test_twenty_steps_are_those_of_the_dense_model(place, x64):
     model, order = make_model(), dict(schedule="breadth-first", interleave=2, kv="rebuild", weights="gathered")
     places = dict(places=("host", "recompute", "recompute"), alpha=1.0)
-    plan = small_plan((12, 12, 8), mesh=(2, 1, 2), **order, **places, optimizer=place)
+    plan = small_plan((16, 16), mesh=(2, 1, 2), **order, **places, optimizer=place)
     mesh = layout.make_mesh(plan)
     stored = storage.stored_shapes(plan, nnx.state(model, nnx.Param), mesh)
     params, outputs = trained(api.value_and_grad(plan, model, mesh), mesh, stored, model, place)

@@ -15,7 +15,7 @@ from sppo_jax.search.make import make_plan
 from sppo_jax.train.checkpoint_read import read_run
 from sppo_jax.train.setup import begin, prepare
 
-pytestmark = pytest.mark.xdist_group("init_from")
+pytestmark = [pytest.mark.xdist_group("init_from"), pytest.mark.usefixtures("compiled_once")]
 SHORT = {"train": {"steps": 3, "eval_every": 0, "eval_sequences": 0, "log_every": 1}}
 
 

@@ -90,9 +90,8 @@ def compiled_text(config, plan, ordered, monkeypatch):
 @pytest.fixture(scope="module")
 def two_groups():
     """A config and a plan with two groups of layers a stage, and the HLO of its step as it runs."""
-    config = config_from_dict(
-        SETTINGS | {"mesh": {"data": 1, "pipe": 2, "seq": 1}, "train": {"steps": 1, "devices": "cpu:2"}}
-    )
+    own = {"mesh": {"data": 1, "pipe": 2, "seq": 1}, "sequence": {"length": 32, "chunks": 2}}
+    config = config_from_dict(SETTINGS | own | {"train": {"steps": 1, "devices": "cpu:2"}})
     plan = make_plan(config)
     assert plan.schedule.interleave == 2
     with pytest.MonkeyPatch.context() as unchanged:

@@ -197,6 +197,7 @@ def test_a_blocking_save_may_take_longer_than_the_limit_if_no_array_does(beats, 
     assert checkpoints.close() is None
 
 
+@pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize("given", ["auto", 1.0])
 def test_a_step_longer_than_the_least_limit_is_no_stall(given, tmp_path, monkeypatch):
     """The least limit is a second here, a step takes longer, and the plan has predicted that."""

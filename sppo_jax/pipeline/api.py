@@ -395,7 +395,7 @@ class Step:
         if sharded is not None:
             shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), sharded.wholes)
             layers = layers._replace(params=shapes)
-        stage = Stage(self.layers, layers, plan.stash, self.shares)
+        stage = Stage(replace(self.layers, traced={}), layers, plan.stash, self.shares)
         executor = run.Executor(
             plan=plan,
             program=program,

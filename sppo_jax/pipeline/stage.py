@@ -47,6 +47,7 @@ class Layers:
         tails: the shape [K, W, H] of a tail, of kinds whose caches hold a tail and a chunk; see `pipeline.period`.
         states: the kinds of each buffer of states, which have one shape.
         state_shapes: of each kind whose layers have a state.
+        traced: the shapes that `Stage.shapes` has found in one trace; every tick of a program asks for some.
     """
 
     blocks: Mapping[str | None, Block]
@@ -59,6 +60,7 @@ class Layers:
     tails: Mapping[str | None, tuple[int, int, int]] = field(default_factory=dict)
     states: tuple[tuple[str | None, ...], ...] = ()
     state_shapes: Mapping[str | None, mixing.StateShape] = field(default_factory=dict)
+    traced: dict[tuple, "LayerShapes"] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def patterns(self) -> tuple[tuple[str | None, ...], ...]:
@@ -148,7 +150,13 @@ class Stage:
         return Weights(params, jax.tree.map(lambda x: pick(x, x, unit.group), others))
 
     def shapes(self, kind: str | None, x_TD: jax.ShapeDtypeStruct, positions_T: jax.ShapeDtypeStruct) -> "LayerShapes":
-        """Traces one layer of a kind abstractly."""
+        """Traces one layer of a kind abstractly, once for each length."""
+        key = kind, self.places.rest, *((x.shape, x.dtype) for x in (x_TD, positions_T))
+        if key not in self.layers.traced:
+            self.layers.traced[key] = self._trace(kind, x_TD, positions_T)
+        return self.layers.traced[key]
+
+    def _trace(self, kind: str | None, x_TD: jax.ShapeDtypeStruct, positions_T: jax.ShapeDtypeStruct) -> "LayerShapes":
         block, stack = self.layers.blocks[kind], self.layers.stacks[kind]
         whole = Weights(*(of_stack(x, stack) for x in self.weights))
         weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), whole)

@@ -54,7 +54,14 @@ def sequential(tokens, documents_T, before, state_NKV):
 
 
 def plain_mix(operands, state, place):
-    """Returns the output of the whole mixer from definitions: taps that are looked up, the rule token by token."""
+    """The whole mixer from definitions: taps that are looked up, then the rule token by token.
+
+    Args:
+        operands, state, place: as `GatedDelta.mix` takes them.
+
+    Returns:
+        The output, and the memory behind the run.
+    """
     heads, taps = Heads(*operands.heads), Taps(*operands.constants)
 
     def convolved(x, tail, taps):
@@ -74,7 +81,7 @@ def plain_mix(operands, state, place):
     times = v.shape[1] // k.shape[1]
     q, k = (jnp.repeat(unit(x), times, axis=1) for x in (q, k))
     tokens = (q / k.shape[2] ** 0.5, k, v, heads.g, heads.b)
-    return sequential(tokens, place.documents_T, place.before_W[-1], state.memory)[0]
+    return sequential(tokens, place.documents_T, place.before_W[-1], state.memory)
 
 
 def draw_operands(rng, length, *, key_heads=2, value_heads=4, key_size=6, value_size=5, taps=4, dtype=np.float64):

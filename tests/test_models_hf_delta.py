@@ -124,7 +124,9 @@ def test_the_language_model_of_a_folder_that_sees_is_imported_and_the_rest_named
     assert (config.model_type, config.architectures) == ("qwen3_5_text", ["Qwen3_5ForCausalLM"])
 
 
-@pytest.mark.parametrize("name", ["qwen3.5-9b", "qwen3.5-27b", "qwen3.6-35b-a3b", "qwen3-next-80b-a3b"])
+@pytest.mark.parametrize(
+    "name", ["qwen3.5-0.8b", "qwen3.5-4b", "qwen3.5-9b", "qwen3.5-27b", "qwen3.6-35b-a3b", "qwen3-next-80b-a3b"]
+)
 def test_presets_have_the_parameters_of_transformers(name):
     model = ModelConfig(**apply_preset(name))
     like = {"model_type": "qwen3_next"} if "next" in name else {}

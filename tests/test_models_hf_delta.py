@@ -194,6 +194,10 @@ HYBRID = dict(vocab_size=61, hidden_size=32, num_layers=4, num_heads=4, mlp_size
         ),
         (dict(kinds={"delta": {"mlp_size": 9}}), r"mixer=delta, or one sliding_window\), got delta, full"),
         (
+            dict(layers="2x(delta,local)", kinds={"local": {"sliding_window": 8}}, qk_norm=True),
+            r"mixer=delta, or one sliding_window\), got delta, local",
+        ),
+        (
             dict(layers=None, rope={"fraction": 0.5}),
             "of type llama must have model.rope.fraction=1, got 0.5; export only",
         ),

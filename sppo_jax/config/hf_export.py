@@ -196,8 +196,10 @@ def _family_of_kinds(model: ModelConfig, preferred: str | None) -> str | None:
     if len(names) == 1:
         return None
     changed = [model.kinds[name].replaced() for name in names if name in model.kinds]
-    if _delta_kinds(model) and all(set(kind) <= {"mixer"} for kind in changed):
+    has_delta = bool(_delta_kinds(model))
+    if has_delta and all(set(kind) <= {"mixer"} for kind in changed):
         return _family_name(model, preferred)
+    changed = [] if has_delta else changed
     if changed and all(_is(kind, "rope", {"fraction": 0.0}) for kind in changed):
         return "smollm3"
     if changed and all(_is(kind, "experts", {"count": 0}) for kind in changed) and model.experts.count:

@@ -164,8 +164,14 @@ def test_keys_that_are_left_out_have_the_values_of_transformers():
     ("changes", "message"),
     [
         (dict(attn_output_gate=False), "attn_output_gate must be true in a qwen3_next, got False"),
-        (dict(mlp_only_layers=[1]), r"mlp_only_layers must be \[\] in a qwen3_next, got \[1\]"),
-        (dict(decoder_sparse_step=2), "decoder_sparse_step must be 1 in a qwen3_next, got 2"),
+        (
+            dict(model_type="qwen3_5_moe_text", mlp_only_layers=[1]),
+            r"mlp_only_layers must be \[\] in a qwen3_5_moe_text, got \[1\]",
+        ),
+        (
+            dict(model_type="qwen3_5_moe_text", decoder_sparse_step=2),
+            "decoder_sparse_step must be 1 in a qwen3_5_moe_text, got 2",
+        ),
         (
             dict(layer_types=["linear_attention", "kda", "linear_attention", "full_attention"]),
             "layer_types must be full_attention or linear_attention, got 'kda'",

@@ -18,7 +18,7 @@ from delta_cases import (
 from exactness import quick_jit
 
 from sppo_jax.mixers import convolution, delta
-from sppo_jax.mixers.delta import GatedDelta, State
+from sppo_jax.mixers.delta import GatedDelta
 from sppo_jax.mixers.delta_work import Cut, delta_flops
 from sppo_jax.mixers.mixer import Operands, StateMixer
 
@@ -127,31 +127,25 @@ def test_the_state_behind_every_chunk_and_its_cotangent_are_those_of_the_definit
     # Chunks end behind 20, 23, 64 and 65 tokens.
     ids = np.searchsorted([17, 22, 26, 61, 64, 66], np.arange(sum(lengths)), side="right").astype(np.int32)
     dout = jnp.asarray(rng.normal(size=operands.heads.v.shape))
-    zeros = [MIXER.empty_state(operands).memory] * len(lengths)
+    zeros = [MIXER.empty_state(operands)] * len(lengths)
 
     def in_order(mix, operands, added):
-        """Returns the outputs, and the memory behind each chunk, to each of which something is added."""
-        state, outs, memories, start = MIXER.empty_state(operands), [], [], 0
+        """Returns the outputs, and the state behind each chunk, to each of which something is added."""
+        state, outs, states, start = MIXER.empty_state(operands), [], [], 0
         for end, more in zip(ends, added, strict=True):
             out, state = mix(cut_operands(operands, start, end), state, place_of(ids, start, end))
-            state = state._replace(memory=state.memory + more)
-            outs, memories, start = [*outs, out], [*memories, state.memory], end
-        return jnp.concatenate(outs), memories
-
-    def by_token(operands, state, place):
-        # The tail of the convolution is what it reads of earlier tokens.
-        wide = (jnp.concatenate([jnp.moveaxis(t, 1, 0), x]) for t, x in zip(state[:3], operands.heads[:3], strict=True))
-        out, memory = plain_mix(operands, state, place)
-        return out, State(*(jnp.moveaxis(x[-3:], 0, 1) for x in wide), memory)
+            state = jax.tree.map(jnp.add, state, more)
+            outs, states, start = [*outs, out], [*states, state], end
+        return jnp.concatenate(outs), states
 
     got, want = (
-        both_ways(partial(in_order, mix), operands, zeros, cotangents=(dout, zeros)) for mix in (MIXER.mix, by_token)
+        both_ways(partial(in_order, mix), operands, zeros, cotangents=(dout, zeros)) for mix in (MIXER.mix, plain_mix)
     )
     assert worst(got, want) < 1e-11
-    (_, memories), (_, of_memories) = want
+    (_, states), (_, of_states) = want
     # Where a chunk begins with a document, nothing goes back to the state before it.
-    assert [np.abs(x).max() > 1e-3 for x in of_memories] == [True, True, False, True, False]
-    assert all(np.abs(x).max() > 1e-3 for x in memories)
+    assert [np.abs(state.memory).max() > 1e-3 for state in of_states] == [True, True, False, True, False]
+    assert all(np.abs(state.memory).max() > 1e-3 for state in states)
 
 
 def _starting(place, ids):

@@ -7,10 +7,11 @@
     python -m bench.gpu --compile h200         compile every program for a GPU that is not here; nothing runs
     options: --out bench/results  --case PART/NAME (repeat)  --list  --host-gib 120
 
-Parts: system (libraries, limits), exact (kernels and a pipeline step against float32), probe (loops that wait for host
-copies), attention (FLOP/s by queries and prefix), pool (host memory that is pinned), health (ceilings of the machine),
-step (whole train steps), overlap (a profiler's trace), peer (the same in PyTorch and plain JAX), flex (teams of
-devices by document, on 2, 4 and 8 GPUs). docs/first_gpu.md says what to run first, and what each result decides.
+Parts: system (libraries, limits), exact (kernels, the delta rule and a pipeline step against float32), probe (loops
+that wait for host copies), attention (FLOP/s by queries and prefix), delta (the gated delta rule), pool (host memory
+that is pinned), health (ceilings of the machine), step (whole train steps), overlap (a profiler's trace), peer (the
+same in PyTorch and plain JAX), flex (teams of devices by document, on 2, 4 and 8 GPUs). docs/first_gpu.md says what to
+run first, and what each result decides.
 Each case is a process of its own; its results are added to one JSON when it ends. Compiled programs stay under
 --out, in cache, or where JAX_COMPILATION_CACHE_DIR says. What time did not allow is "not run"; --resume runs it. A case
 that failed runs again only by its name. Needs one idle NVIDIA GPU of 16 GiB or more, and 24 GiB of host memory; cases

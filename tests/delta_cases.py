@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sppo_jax.mixers.delta import Heads, Taps
+from sppo_jax.mixers.delta import Heads, State, Taps
 from sppo_jax.mixers.mixer import Operands, Place
 
 
@@ -54,19 +54,29 @@ def sequential(tokens, documents_T, before, state_NKV):
 
 
 def plain_mix(operands, state, place):
-    """Returns the output of the whole mixer from definitions: taps that are looked up, the rule token by token."""
+    """The whole mixer from definitions: taps that are looked up, then the rule token by token.
+
+    Args:
+        operands, state, place: as `GatedDelta.mix` takes them.
+
+    Returns:
+        The output, and the state behind the run.
+    """
     heads, taps = Heads(*operands.heads), Taps(*operands.constants)
 
-    def convolved(x, tail, taps):
-        wide = jnp.concatenate([jnp.moveaxis(tail, 1, 0), x])
-        of = jnp.concatenate([place.before_W[place.before_W.shape[0] - tail.shape[1] :], place.documents_T])
+    reach = taps.q.shape[-1] - 1
+    wides = [jnp.concatenate([jnp.moveaxis(tail, 1, 0), x]) for tail, x in zip(state[:3], heads[:3], strict=True)]
+    tails = (jnp.moveaxis(lax.dynamic_slice_in_dim(wide, place.num_real, reach), 0, 1) for wide in wides)
+
+    def convolved(x, wide, taps):
+        of = jnp.concatenate([place.before_W[place.before_W.shape[0] - reach :], place.documents_T])
         tokens, total = np.arange(x.shape[0]), jnp.zeros_like(x)
         for tap in range(taps.shape[-1]):
             same = (of[tokens + tap] == place.documents_T) & (place.documents_T >= 0)
             total = total + jnp.where(same[:, None, None], wide[tokens + tap], 0) * taps[..., tap]
         return jax.nn.silu(total)
 
-    q, k, v = (convolved(*one) for one in zip(heads[:3], state[:3], taps, strict=True))
+    q, k, v = (convolved(*one) for one in zip(heads[:3], wides, taps, strict=True))
 
     def unit(x):
         return x / jnp.sqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6)
@@ -74,7 +84,8 @@ def plain_mix(operands, state, place):
     times = v.shape[1] // k.shape[1]
     q, k = (jnp.repeat(unit(x), times, axis=1) for x in (q, k))
     tokens = (q / k.shape[2] ** 0.5, k, v, heads.g, heads.b)
-    return sequential(tokens, place.documents_T, place.before_W[-1], state.memory)[0]
+    out, memory = sequential(tokens, place.documents_T, place.before_W[-1], state.memory)
+    return out, State(*tails, memory)
 
 
 def draw_operands(rng, length, *, key_heads=2, value_heads=4, key_size=6, value_size=5, taps=4, dtype=np.float64):

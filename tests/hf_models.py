@@ -150,6 +150,15 @@ MODELS = {
         ),
     ),
     "qwen3-next": (transformers.Qwen3NextConfig, DELTA_EXPERTS),
+    "qwen3-next-mixed": (
+        transformers.Qwen3NextConfig,
+        DELTA_EXPERTS
+        | dict(
+            num_hidden_layers=3,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            mlp_only_layers=[0, 1],
+        ),
+    ),
     "qwen3.5": (transformers.Qwen3_5TextConfig, DELTA),
     "qwen3.5-moe": (transformers.Qwen3_5MoeTextConfig, DELTA_EXPERTS | dict(intermediate_size=...)),
     "mistral": (

@@ -144,6 +144,21 @@ SETTINGS = [
     ("model.compute_dtype=float64", "set JAX_ENABLE_X64=1, or use float32"),
     ("model.sliding_window=-1", "model.sliding_window must be at least 0"),
     ("model.rope.scaling=yarn", "set the length, e.g. to 8192"),
+    (
+        "model.layers=delta,full mesh.seq=4 train.devices=cpu:4",
+        "mesh.seq must divide the 2 heads of a layer with a state, got mesh.seq=4; use",
+    ),
+    (
+        "model.layers=delta,full mesh.seq=2 train.devices=cpu:2 sequence.groups=flex",
+        "a model with layers that have a state must have sequence.groups=static, got sequence.groups=flex; use",
+    ),
+    ("model.layers=2xdelta stash.kv=rebuild", "because it has no keys and values, got stash.kv=rebuild; use"),
+    ("model.layers=kda,full", "model.layers must name kinds of model.kinds, full or delta, got kda; use one of"),
+    ("model.mixer=mamba", "model.mixer must be attention | delta, got 'mamba'; correct the value"),
+    (
+        "model.layers=delta,full model.delta.key_heads=3",
+        "model.delta.value_heads must be a multiple of model.delta.key_heads, got 2 and 3; set both",
+    ),
 ]
 
 
@@ -212,6 +227,16 @@ COMMANDS = {
         None,
     ),
     "a fit of a plan that is none": ("fit c.yaml --plan absent.json", "--plan must be a readable plan.json", None),
+    "a folder of a model with KDA layers": (
+        f"{TRAIN} model=hf:kimi",
+        "got 'kimi_linear', whose linear layers are KDA, with a decay of each channel; choose a model",
+        both(folder("kimi"), text("kimi/config.json", '{"model_type": "kimi_linear"}')),
+    ),
+    "a folder of a model with Mamba layers": (
+        f"{TRAIN} model=hf:nemotron",
+        "got 'nemotron_h', whose linear layers are Mamba; choose a model",
+        both(folder("nemotron"), text("nemotron/config.json", '{"model_type": "nemotron_h"}')),
+    ),
     "no devices to profile": ("profile --devices cpu:0", "--devices must be auto or cpu:N with N at least 1", None),
     "a profile in no directory": (
         "profile --out a/b.json",

@@ -52,7 +52,15 @@ def test_tiny_runs_every_part_and_writes_all_results(tmp_path, capsys, monkeypat
     text = (tmp_path / "gpu_tiny.md").read_text()
     assert all(
         f"## {title}" in text
-        for title in ("Ceilings", "Comparisons", "Attention", "Train steps", "Peers", "Flexible teams")
+        for title in (
+            "Ceilings",
+            "Comparisons",
+            "Attention",
+            "The gated delta rule",
+            "Train steps",
+            "Peers",
+            "Flexible teams",
+        )
     )
     assert text in capsys.readouterr().out
     assert (tmp_path / "gpu_tiny.svg").read_text().startswith("<svg")

@@ -1,9 +1,10 @@
 """Parts of the GPU benchmark without a GPU: what they may take, what they trace, and how they judge."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bench.gpu_parts import exact, exact_step, pool, probe, room, step
+from bench.gpu_parts import delta, exact, exact_delta, exact_step, pool, probe, room, step
 from bench.gpu_parts.aims import aim_rows
 from bench.gpu_parts.case import Outcome
 from bench.gpu_parts.machine import Machine, cpu_machine
@@ -14,6 +15,7 @@ from bench.gpu_parts.runner import environment
 from sppo_jax import compat
 from sppo_jax.attention import flash
 from sppo_jax.hardware import DEVICES
+from sppo_jax.mixers.delta_work import Cut
 
 GIB = 2**30
 H200 = Machine(device="h200", description="NVIDIA H200", driver="580", hbm_bytes=140 * GIB, host_bytes=120 * GIB)
@@ -193,6 +195,31 @@ def test_compiled_results_are_joined_by_their_compiler(tmp_path):
     old.add(Outcome(key="step/a", status="done"))
     with pytest.raises(ValueError, match="got the versions"):
         Results.resume(path, H200, compiled_only=True)
+
+
+@pytest.mark.parametrize("spans", [1, 8])
+def test_the_delta_rule_is_timed_in_so_many_spans(spans):
+    with delta._spans(spans):
+        assert delta.delta.cut_of(2**18, 4 * 128) == Cut(8, spans, 2**15)
+    assert delta.delta.cut_of(2**18, 4 * 128) == Cut(8, 8, 2**15)
+
+
+def test_a_delta_rule_that_is_off_or_gives_no_number_fails():
+    right = {"out": jnp.ones(4)}
+    rows = [exact_delta._row("x", {"out": (1 + by) * jnp.ones(4)}, right, 1e-4) for by in (1e-5, 1e-3, np.nan)]
+    assert [row["ok"] for row in rows] == [True, False, False] and rows[1]["error"] == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_the_delta_rule_is_shown_beside_what_is_guessed(tmp_path):
+    results = Results.begin(tmp_path / "r.json", H200)
+    row = {"what": "run", "way": "forward", "seconds": 0.02, "flops_s": 3e12, "step_s": 4e-5}
+    guess = {"guessed_s": 0.01, "guessed_flops_s": 6e13, "guessed_step_s": 2e-5}
+    results.add(Outcome(key="delta/x", status="done", rows=[row | guess]))
+    compared = {"what": "rule", "ok": False, "worst": "out", "error": 2e-3, "most": 1e-4}
+    results.add(Outcome(key="exact/x", status="done", rows=[compared]))
+    text = tables(results)
+    assert "| run, forward | 0.02 (0.01) | 3 (60) | 40 (20) |" in text
+    assert "| rule | NO | 0.002 of its size, in out; at most 1e-04 |" in text
 
 
 def test_a_tiny_case_needs_no_gpu():

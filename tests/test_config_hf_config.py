@@ -38,8 +38,9 @@ def test_a_published_config_is_the_preset_of_its_name(name):
 
 # Of presets whose names do not begin like their types.
 OWN_TYPES = {
-    "gpt-oss-20b": "gpt_oss", "gemma-3-27b": "gemma3_text", "olmo-3-7b": "olmo3", "qwen3.5-9b": "qwen3_5_text",
-    "qwen3.5-27b": "qwen3_5_text", "qwen3.6-35b-a3b": "qwen3_5_moe_text", "qwen3-next-80b-a3b": "qwen3_next",
+    "gpt-oss-20b": "gpt_oss", "gemma-3-27b": "gemma3_text", "olmo-3-7b": "olmo3", "qwen3.5-0.8b": "qwen3_5_text",
+    "qwen3.5-4b": "qwen3_5_text", "qwen3.5-9b": "qwen3_5_text", "qwen3.5-27b": "qwen3_5_text",
+    "qwen3.6-35b-a3b": "qwen3_5_moe_text", "qwen3-next-80b-a3b": "qwen3_next",
 }  # fmt: skip
 
 

@@ -65,6 +65,13 @@ def test_documents_in_a_window_are_relative_to_a_sequence_in_it(tmp_path, window
     assert_as_counted(known_documents(config), config)
 
 
+def test_a_model_without_attention_has_no_pairs(tmp_path):
+    config = config_of(write(tmp_path / "a.bin", [10, 20, 34] * 9))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, mixer="delta"))
+    found = known_documents(config)
+    assert found.attended == 1 and found.mean_tokens == pytest.approx(64 / 3)
+
+
 def test_documents_of_several_sources_count_by_their_weights(tmp_path):
     long, short = write(tmp_path / "long.bin", [64] * 8), write(tmp_path / "short.bin", [8] * 64)
     config = config_of({long: 3, short: 1})

@@ -58,7 +58,7 @@ def compare(seed, length, documents, lengths, **shape):
     operands = draw_operands(rng, length, **shape)
     ids = documents if isinstance(documents, np.ndarray) else draw_documents(rng, length, documents)
     dout = jnp.asarray(rng.normal(size=operands.heads.v.shape))
-    want = both_ways(lambda o: whole(o, ids, plain_mix), operands, cotangents=dout)
+    want = both_ways(lambda o: whole(o, ids, plain_mix)[0], operands, cotangents=dout)
     return worst(both_ways(lambda o: in_chunks(o, ids, lengths)[0], operands, cotangents=dout), want)
 
 
@@ -117,6 +117,35 @@ def test_states_and_cotangents_of_two_parts_are_those_of_the_whole(x64):
     for at in (2, 101):
         assert worst(both_ways(partial(parts, at=at), operands, state, cotangents=cotangents), want) < 1e-11
     assert np.abs(want[1][1].memory).max() > 1e-3
+
+
+def test_the_state_behind_every_chunk_and_its_cotangent_are_those_of_the_definition(x64):
+    """Documents begin and end at a border between chunks, and up to three tokens before and behind others."""
+    rng, lengths = np.random.default_rng(10), (20, 3, 41, 1, 30)
+    operands = draw_operands(rng, sum(lengths))
+    ends = np.cumsum(lengths)
+    # Chunks end behind 20, 23, 64 and 65 tokens.
+    ids = np.searchsorted([17, 22, 26, 61, 64, 66], np.arange(sum(lengths)), side="right").astype(np.int32)
+    dout = jnp.asarray(rng.normal(size=operands.heads.v.shape))
+    zeros = [MIXER.empty_state(operands)] * len(lengths)
+
+    def in_order(mix, operands, added):
+        """Returns the outputs, and the state behind each chunk, to each of which something is added."""
+        state, outs, states, start = MIXER.empty_state(operands), [], [], 0
+        for end, more in zip(ends, added, strict=True):
+            out, state = mix(cut_operands(operands, start, end), state, place_of(ids, start, end))
+            state = jax.tree.map(jnp.add, state, more)
+            outs, states, start = [*outs, out], [*states, state], end
+        return jnp.concatenate(outs), states
+
+    got, want = (
+        both_ways(partial(in_order, mix), operands, zeros, cotangents=(dout, zeros)) for mix in (MIXER.mix, plain_mix)
+    )
+    assert worst(got, want) < 1e-11
+    (_, states), (_, of_states) = want
+    # Where a chunk begins with a document, nothing goes back to the state before it.
+    assert [np.abs(state.memory).max() > 1e-3 for state in of_states] == [True, True, False, True, False]
+    assert all(np.abs(state.memory).max() > 1e-3 for state in states)
 
 
 def _starting(place, ids):

@@ -38,7 +38,7 @@ logging.getLogger("torch").setLevel(logging.ERROR)
 # One worker makes the models that all of these look at.
 pytestmark = pytest.mark.xdist_group("models_hf")
 GEMMA3 = dict(qk_norm=True, norms="both", unit_norm=True, mlp="geglu")
-WITH_ROUTERS = ("qwen3-moe", "qwen3-moe-mixed", "gpt-oss", "qwen3-next", "qwen3.5-moe")
+WITH_ROUTERS = ("qwen3-moe", "qwen3-moe-mixed", "gpt-oss", "qwen3-next", "qwen3-next-mixed", "qwen3.5-moe")
 HAS_ROUTERS = dict.fromkeys(WITH_ROUTERS, dict(output_router_logits=True))
 LENGTH = 48  # beyond the 16 tokens that the scaled ones were "trained" on
 

@@ -124,7 +124,9 @@ def test_the_language_model_of_a_folder_that_sees_is_imported_and_the_rest_named
     assert (config.model_type, config.architectures) == ("qwen3_5_text", ["Qwen3_5ForCausalLM"])
 
 
-@pytest.mark.parametrize("name", ["qwen3.5-9b", "qwen3.5-27b", "qwen3.6-35b-a3b", "qwen3-next-80b-a3b"])
+@pytest.mark.parametrize(
+    "name", ["qwen3.5-0.8b", "qwen3.5-4b", "qwen3.5-9b", "qwen3.5-27b", "qwen3.6-35b-a3b", "qwen3-next-80b-a3b"]
+)
 def test_presets_have_the_parameters_of_transformers(name):
     model = ModelConfig(**apply_preset(name))
     like = {"model_type": "qwen3_next"} if "next" in name else {}
@@ -162,8 +164,14 @@ def test_keys_that_are_left_out_have_the_values_of_transformers():
     ("changes", "message"),
     [
         (dict(attn_output_gate=False), "attn_output_gate must be true in a qwen3_next, got False"),
-        (dict(mlp_only_layers=[1]), r"mlp_only_layers must be \[\] in a qwen3_next, got \[1\]"),
-        (dict(decoder_sparse_step=2), "decoder_sparse_step must be 1 in a qwen3_next, got 2"),
+        (
+            dict(model_type="qwen3_5_moe_text", mlp_only_layers=[1]),
+            r"mlp_only_layers must be \[\] in a qwen3_5_moe_text, got \[1\]",
+        ),
+        (
+            dict(model_type="qwen3_5_moe_text", decoder_sparse_step=2),
+            "decoder_sparse_step must be 1 in a qwen3_5_moe_text, got 2",
+        ),
         (
             dict(layer_types=["linear_attention", "kda", "linear_attention", "full_attention"]),
             "layer_types must be full_attention or linear_attention, got 'kda'",
@@ -191,6 +199,10 @@ HYBRID = dict(vocab_size=61, hidden_size=32, num_layers=4, num_heads=4, mlp_size
             "and with the gated delta rule must have, of .*output_gate, qk_norm, unit_norm.*got none",
         ),
         (dict(kinds={"delta": {"mlp_size": 9}}), r"mixer=delta, or one sliding_window\), got delta, full"),
+        (
+            dict(layers="2x(delta,local)", kinds={"local": {"sliding_window": 8}}, qk_norm=True),
+            r"mixer=delta, or one sliding_window\), got delta, local",
+        ),
         (
             dict(layers=None, rope={"fraction": 0.5}),
             "of type llama must have model.rope.fraction=1, got 0.5; export only",

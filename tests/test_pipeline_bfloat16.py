@@ -5,6 +5,7 @@ import pytest
 from exactness import quick_jit, random_batch, relative_errors
 from flax import nnx
 from programs import HOST, Case, compare
+from state_cases import packed_batches
 
 from sppo_jax.pipeline.api import value_and_grad
 
@@ -35,6 +36,16 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_bfloat16_loses_no_more_than_in_the_dense_step(name):
     compare(CASES[name], seed=0, count=2)
+
+
+@pytest.mark.slow
+def test_bfloat16_of_layers_with_a_state_loses_no_more_than_in_the_dense_step():
+    plan = dict(
+        chunks=(16, 8), mesh=(1, 1, 2), schedule="breadth-first", interleave=2, weights="gathered", kv="rebuild"
+    )
+    plan |= dict(places=("host", "recompute", "recompute"), alpha=1.0)
+    case = Case(plan, dict(num_layers=4, layers="2x(delta,full)", unit_norm=True), dtype="bfloat16")
+    compare(case, seed=0, count=2, batches=packed_batches)
 
 
 def test_sums_over_sequences_and_pipelines_are_float32():

@@ -1,15 +1,21 @@
 """Layers with a state in the pipeline: exact in every plan, and each mask that keeps states apart is needed."""
 
-from functools import cache
+from functools import cache, partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from delta_cases import plain_mix, worst
 from exactness import dense_step, quick_jit, random_batch, relative_errors, small_model, small_plan
 from flax import nnx
+from jax import lax
 from programs import compare
 from state_cases import STATE_MLP, StateCase, UnawareLayer, draw_states, packed_batches, state_layer
 
+from sppo_jax.mixers.mixer import Operands, Place
+from sppo_jax.models import decoder
+from sppo_jax.models.dense import dense_value_and_grad
 from sppo_jax.pipeline import api, mixing
 from sppo_jax.pipeline.api import evaluate, value_and_grad
 from sppo_jax.rules import Broken
@@ -210,6 +216,82 @@ def test_sequences_are_kept_apart(name, x64, monkeypatch):
         monkeypatch.setattr(mixing.StateUnit, attribute, change(getattr(mixing.StateUnit, attribute)))
     error = dense.largest_error(small_plan(**SHAPE))
     assert error < 1e-9 if name is None else error > 1e-4
+
+
+# Documents end at a border between chunks, and one and two tokens before others; the last chunk has padding.
+ENDS, LENGTHS = (6, 8, 11, 18, 22), (8, 4, 12)
+
+
+def tapped(note, number):
+    """Returns a function that gives what it gets, and notes what comes back to it."""
+
+    @jax.custom_vjp
+    def same(x):
+        return x
+
+    def back(_, grads):
+        jax.debug.callback(partial(note, "cotangents", number), grads)
+        return (grads,)
+
+    same.defvjp(lambda x: (x, None), back)
+    return same
+
+
+def by_chunks(note):
+    """Returns a stand-in for `mix_sequences`: the definition chunk by chunk, its states and cotangents noted."""
+
+    def mix(mixer, operands, documents_BS):
+        heads, documents = jax.tree.map(lambda x: x[0], operands.heads), documents_BS[0]
+        state, outs, start = mixer.empty_state(Operands(heads, operands.constants)), [], 0
+        for number, length in enumerate(LENGTHS):
+            own = slice(start, start + length)
+            before = jnp.concatenate([jnp.full(3, -1, jnp.int32), documents])[start : start + 3]
+            place = Place(documents[own], before, (documents[own] >= 0).sum())
+            run = Operands(jax.tree.map(lambda x, own=own: x[own], heads), operands.constants)
+            out, state = plain_mix(run, state, place)
+            jax.debug.callback(partial(note, "states", number), state)
+            outs, state, start = [*outs, out], tapped(note, number)(state), start + length
+        return jnp.concatenate(outs)[None]
+
+    return mix
+
+
+@pytest.mark.slow
+def test_the_state_behind_every_chunk_and_its_cotangent_are_those_of_the_definition(x64, monkeypatch):
+    plan = small_plan(LENGTHS, mesh=(1, 1, 2), kind="ring", places=("keep", "keep", "recompute"))
+    model = small_model(layers="delta,full", num_layers=2, hidden_size=8)
+    batch = random_batch(np.random.default_rng(4), 1, 24, 53, documents=1)
+    batch["document_ids"][0] = np.searchsorted(ENDS, np.arange(24), side="right")
+    batch["document_ids"][0, 22:], batch["targets"][0, 21:] = -1, -1
+    params, want, got = nnx.state(model, nnx.Param), {}, {"states": [], "cotangents": []}
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder, "mix_sequences", by_chunks(lambda what, number, x: want.update({(what, number): x})))
+        jax.block_until_ready(quick_jit(dense_value_and_grad(model))(params, batch))
+        jax.effects_barrier()
+
+    def noted(what, method, at):
+        def run(self, *args):
+            found = method(self, *args)
+            state = (*args, found)[at]
+            jax.debug.callback(lambda *x: got[what].append(x), lax.axis_index("ring"), state)
+            return found
+
+        return run
+
+    monkeypatch.setattr(mixing.StateUnit, "leave", noted("states", mixing.StateUnit.leave, 2))
+    monkeypatch.setattr(mixing.StateUnit, "cotangent", noted("cotangents", mixing.StateUnit.cotangent, -1))
+    jax.block_until_ready(quick_jit(value_and_grad(plan, model))(params, batch))
+    jax.effects_barrier()
+    for what, order in (("states", (0, 1, 2)), ("cotangents", (2, 1, 0))):
+        members = [[state for member, state in got[what] if member == n] for n in range(2)]
+        for number, *shares in zip(order, *members, strict=True):
+            found = jax.tree.map(lambda *x: np.concatenate(x), *shares)
+            if (what, number) == ("cotangents", 2):  # nothing is behind the last chunk
+                assert not any(x.any() for x in jax.tree.leaves(found))
+            else:
+                assert worst(found, want[what, number]) < 1e-9
+                # Where a chunk begins with a document, nothing goes back to the state before it.
+                assert (np.abs(found.memory).max() > 1e-4) == ((what, number) != ("cotangents", 0))
 
 
 CASES = {

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PARTS = ("system", "exact", "train", "probe", "attention", "pool", "health", "step", "overlap", "peer", "flex")
+PARTS = ("system", "exact", "train", "probe", "attention", "delta", "pool", "health", "step", "overlap", "peer", "flex")
 
 
 def main(spec: Path) -> int:

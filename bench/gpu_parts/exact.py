@@ -1,4 +1,4 @@
-"""Part `exact`: each attention kernel against float32, and a pipeline step with its stash on the host against kept.
+"""Part `exact`: attention kernels and the delta rule against float32, a step with its stash on the host against kept.
 
 A kernel's error may be at most twice that of plain attention in bfloat16, all products rounded: out, LSE, dQ, dK, dV.
 The inputs are the same bfloat16 values everywhere.
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench.gpu_parts import exact_step
+from bench.gpu_parts import exact_delta, exact_step
 from bench.gpu_parts.case import Case, Emit
 from bench.gpu_parts.program import Program, Target, target_here
 from sppo_jax.attention import flash, sequence
@@ -71,7 +71,7 @@ def cases(*, tiny: bool) -> list[Case]:
     else:
         kernels = [_case(f"heads of {size}", "cudnn", heads) for size, heads in _LAYOUTS.items()]
         kernels.append(_case("blockwise", "blockwise", [heads[-1] for heads in _LAYOUTS.values()]))
-    return [*kernels, *exact_step.cases(tiny=tiny)]
+    return [*kernels, *exact_delta.cases(tiny=tiny), *exact_step.cases(tiny=tiny)]
 
 
 def _case(name: str, kernel: str, heads: list[list[int]]) -> Case:
@@ -90,6 +90,9 @@ def programs(settings: dict, target: Target) -> Iterator[Program]:
     if "model" in settings:
         yield from exact_step.programs(settings, target)
         return
+    if "delta" in settings:
+        yield from exact_delta.programs(settings["delta"], target)
+        return
     for heads, pattern, shape in _shapes(settings):
         arguments = tuple(target.shape(*dims, dtype=dtype) for dims, dtype in _argument_shapes(heads, shape))
         for kernel in settings["kernels"]:
@@ -101,6 +104,9 @@ def run(settings: dict, device: str, emit: Emit) -> None:
     target = target_here(device)
     if "model" in settings:
         exact_step.run(settings, target, emit)
+        return
+    if "delta" in settings:
+        exact_delta.run(settings["delta"], target, emit)
         return
     for heads, pattern, shape in _shapes(settings):
         arrays = _arrays(heads, shape)

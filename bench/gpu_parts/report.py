@@ -57,6 +57,7 @@ def tables(results: Results) -> str:
         ("Ceilings", _health),
         ("Comparisons", _exact),
         ("Attention", _attention),
+        ("The gated delta rule", _delta),
         ("Train steps", _steps),
         ("Longest sequence by the compiler", _longest),
         ("Peers", _peers),
@@ -200,6 +201,8 @@ def _difference(row: Row) -> str:
         return (
             f"{row['error']:.2g} of a loss" if "error" in row else f"{row['losses'][0]:.3f} to {row['losses'][-1]:.3f}"
         )
+    if "most" in row:
+        return f"{row['error']:.2g} of its size, in {row['worst']}; at most {row['most']:.0e}"
     if not row.get("bitwise"):
         return f"{row['times_dense']:.2f} of dense bfloat16's, in {row['worst']}"
     if not row.get("differing"):
@@ -216,6 +219,20 @@ def _attention(results: Results) -> list[Row]:
             share = f" ({row['flops_s'] / ceiling:.0%})" if ceiling else ""
             cells[f"{row['queries']} queries"] = f"{_tera(row['flops_s'])}{share}"
     return list(rows.values())
+
+
+def _delta(results: Results) -> list[Row]:
+    """Show what was measured beside the planner's guess; a step is guessed for a forward alone."""
+    return [
+        {
+            "run": f"{row['what']}, {row['way']}",
+            "s (guess)": f"{row['seconds']:.4g} ({row['guessed_s']:.4g})",
+            "TFLOP/s of the recurrence (guess)": f"{_tera(row['flops_s'])} ({_tera(row['guessed_flops_s'])})",
+            "us a step (guess)": f"{1e6 * row['step_s']:.3g} ({1e6 * row['guessed_step_s']:.3g})",
+        }
+        for row in results.rows("delta")
+        if "way" in row
+    ]
 
 
 def _steps(results: Results) -> list[Row]:

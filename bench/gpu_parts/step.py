@@ -40,6 +40,7 @@ STASHES = {
 }
 _PINNED_CHUNKS = 16
 ONE_BILLION, EIGHT_BILLION, EXPERTS = ({"preset": name} for name in ("llama3.2-1b", "llama3-8b", "qwen3-30b-a3b"))
+HYBRID = {"preset": "qwen3.5-4b", "num_layers": 4, "layers": "2x(delta,full)"}
 BREADTH_FIRST = {"name": "breadth-first", "interleave": "auto"}
 TINY = {
     "vocab_size": 64,
@@ -52,6 +53,7 @@ TINY = {
 }
 # Part `exact` has the tiny step whose stash is on the host; one is enough.
 TINY_STEP = {"model": TINY, "length": 128, "chunks": 4, "stash": "kept", "host_gib": 1}
+TINY_HYBRID = TINY_STEP | {"model": TINY | {"layers": "delta,full"}, "length": 48, "chunks": 2}
 # A step at 512K then takes under 15 s; a stage needs two layers to hide its copies.
 FEW_LAYERS = 2
 # What XLA takes into CUDA graphs, where that is not its default.
@@ -67,7 +69,7 @@ _LARGE_HOST_GIB, _WHOLE_HOST_GIB = 100, 124
 def cases(*, tiny: bool) -> list[Case]:
     """List the cases."""
     if tiny:
-        return [_case("tiny, kept", TINY_STEP, 10)]
+        return [_case("tiny, kept", TINY_STEP, 10), _case("tiny hybrid, kept", TINY_HYBRID, 20)]
     found = []
     for name, model, length, expected_s in (
         ("1B at 32K", ONE_BILLION, 32, (60, 60, 75)),
@@ -87,6 +89,7 @@ def cases(*, tiny: bool) -> list[Case]:
     wide = {"model": EIGHT_BILLION, "length": 128 * _K, "stash": "planned", "host_gib": HOST_GIB}
     eight = wide | {"model": EIGHT_BILLION | {"num_layers": 8}}
     experts = wide | {"model": EXPERTS | {"num_layers": FEW_LAYERS}}
+    hybrid = wide | {"model": HYBRID}
     few = {"model": ONE_BILLION | {"num_layers": FEW_LAYERS}, "stash": "planned", "host_gib": HOST_GIB}
     lengths = [2**22, 2**23]
     on_host = {"model": EIGHT_BILLION, "stash": "planned", "host_gib": _WHOLE_HOST_GIB, "optimizer": "host"}
@@ -102,6 +105,7 @@ def cases(*, tiny: bool) -> list[Case]:
         ),
         _case("8B's widths at 128K, planned", wide | {"most_layers": True}, 190),
         _case(f"30B-A3B's widths, {FEW_LAYERS} layers, at 128K, planned", experts, 120),
+        _case("Qwen3.5-4B's widths, 2x(delta,full), at 128K, planned", hybrid, 120),
         _case("8B at 128K, optimizer on the host", on_host | {"length": 128 * _K}, 330),
         _case("8B, optimizer on the host, longest", longest, 150),
         _case("longest", few | {"longest": lengths, "length": lengths[0]}, 130),
@@ -109,7 +113,7 @@ def cases(*, tiny: bool) -> list[Case]:
 
 
 def _case(name: str, settings: dict, expected_s: float, flags: str = "") -> Case:
-    needs = {"hbm_gib": 70.0, "host_gib": _needed_host_gib(settings)} if settings["model"] is not TINY else {}
+    needs = {"hbm_gib": 70.0, "host_gib": _needed_host_gib(settings)} if not name.startswith("tiny") else {}
     limit_s = 3 * expected_s + 60
     return Case(part="step", name=name, settings=settings, expected_s=expected_s, limit_s=limit_s, flags=flags, **needs)
 

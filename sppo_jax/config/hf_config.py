@@ -11,7 +11,7 @@ from sppo_jax.config.hf_delta import delta_from_hf
 from sppo_jax.config.hf_experts import DEQUANTIZE, experts_from_hf
 from sppo_jax.config.hf_gemma import scales_from_hf
 from sppo_jax.config.hf_language import language_config
-from sppo_jax.config.hf_layers import DENSE, layers_from_hf, windows_from_hf
+from sppo_jax.config.hf_layers import has_dense, layers_from_hf, windows_from_hf
 from sppo_jax.config.hf_rope import ropes_from_hf
 from sppo_jax.files import parse_json
 
@@ -261,7 +261,7 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "mixer": "attention",
         "delta": delta_from_hf(config) if family.delta else {},
         # Of a model whose layers all have experts no layer has this size.
-        "mlp_size": 0 if family.fused_experts and DENSE not in layers["kinds"] else config["intermediate_size"],
+        "mlp_size": 0 if family.fused_experts and not has_dense(layers) else config["intermediate_size"],
         "mlp": family.mlp,
         "experts": experts_from_hf(config) if family.fused_experts else {"count": 0},
         "norms": family.norms,

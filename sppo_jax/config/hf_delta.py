@@ -26,7 +26,7 @@ def delta_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     """Maps the content of a config.json to `DeltaConfig` fields.
 
     Raises:
-        ValueError: attention has no output gate, or some layers have no experts.
+        ValueError: attention has no output gate, or some layers of a Qwen3.5 have no experts.
     """
     if not config.get("attn_output_gate", True):
         raise ValueError(
@@ -34,7 +34,8 @@ def delta_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
             "another model"
         )
     for name, plain in (("mlp_only_layers", ([], None)), ("decoder_sparse_step", (1, None))):
-        if config.get(name) not in plain:
+        # Only Qwen3-Next has layers without experts.
+        if config["model_type"] != "qwen3_next" and config.get(name) not in plain:
             raise ValueError(
                 f"{name} must be {plain[0]} in a {config['model_type']}, got {config[name]}; choose a model whose "
                 "layers all have experts"

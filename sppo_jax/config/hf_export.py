@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +54,7 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
         **_delta_to_hf(model, kind),
         **_layers_to_hf(model, kind),
     }
-    if kind == "qwen3_moe" and model.mlp_size:
+    if kind in _HAVE_DENSE and model.mlp_size:
         config["intermediate_size"] = model.mlp_size
     if kind != "qwen2":
         config["attention_bias"] = FAMILIES[kind].output_bias
@@ -69,6 +69,8 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
     return config | slides | ({"max_window_layers": 0} if window else {})
 
 
+# Families whose layers may have an MLP among layers with experts.
+_HAVE_DENSE = ("qwen3_moe", "qwen3_next")
 # Keys of an imported config.json that are not copied: an export writes them, or they were true of that file alone.
 _NOT_KEPT = (
     *KEYS,
@@ -148,7 +150,8 @@ def _layers_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
     """
     if FAMILIES[family].delta:
         mixers = [model.of_kind(name).mixer for name in model.kind_names]
-        return {"layer_types": ["full_attention" if mixer == "attention" else "linear_attention" for mixer in mixers]}
+        kinds = ["full_attention" if mixer == "attention" else "linear_attention" for mixer in mixers]
+        return {"layer_types": kinds} | (_dense_to_hf(model) if family in _HAVE_DENSE else {})
     if family == "smollm3":
         rotates = [int(model.of_kind(name).rope.fraction > 0) for name in model.kind_names]
         return {"no_rope_layers": rotates}
@@ -158,10 +161,13 @@ def _layers_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
         return {"sliding_window": max(windows) or FAMILIES[family].sliding_window, "layer_types": kinds}
     if len(set(windows)) > 1:
         return {"use_sliding_window": True, "sliding_window": max(windows), "layer_types": kinds}
-    if family == "qwen3_moe":
-        dense = [number for number, name in enumerate(model.kind_names) if not model.of_kind(name).experts.count]
-        return {"mlp_only_layers": dense, "decoder_sparse_step": 1}
-    return {}
+    return _dense_to_hf(model) if family in _HAVE_DENSE else {}
+
+
+def _dense_to_hf(model: ModelConfig) -> dict[str, Any]:
+    """Writes the keys of a config.json that say which layers have no experts."""
+    dense = [number for number, name in enumerate(model.kind_names) if not model.of_kind(name).experts.count]
+    return {"mlp_only_layers": dense, "decoder_sparse_step": 1}
 
 
 # What layers with a window may have in place of the model's settings.
@@ -196,8 +202,13 @@ def _family_of_kinds(model: ModelConfig, preferred: str | None) -> str | None:
     if len(names) == 1:
         return None
     changed = [model.kinds[name].replaced() for name in names if name in model.kinds]
-    if _delta_kinds(model) and all(set(kind) <= {"mixer"} for kind in changed):
+    has_delta = bool(_delta_kinds(model))
+    if has_delta and all(set(kind) <= {"mixer"} for kind in changed):
         return _family_name(model, preferred)
+    of_experts = [kind.get("experts", {"count": 0}) == {"count": 0} for kind in changed]
+    if has_delta and model.experts.count and all(of_experts) and _fields(changed) <= {"mixer", "experts"}:
+        return _family_name(model, "qwen3_next")
+    changed = [] if has_delta else changed
     if changed and all(_is(kind, "rope", {"fraction": 0.0}) for kind in changed):
         return "smollm3"
     if changed and all(_is(kind, "experts", {"count": 0}) for kind in changed) and model.experts.count:
@@ -211,6 +222,10 @@ def _family_of_kinds(model: ModelConfig, preferred: str | None) -> str | None:
         "a Hugging Face model must have kinds of layers that a family has (rope.fraction=0, experts.count=0, "
         f"mixer=delta, or one sliding_window), got {', '.join(sorted(names))}; export only models with such kinds"
     )
+
+
+def _fields(kinds: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {name for kind in kinds for name in kind}
 
 
 def _is(kind: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> bool:

@@ -9,7 +9,8 @@ from sppo_jax.config.hf_rope import used_settings
 from sppo_jax.config.kinds import DELTA, FULL, layers_text
 
 # Layers without rotation, layers with an MLP among those with experts, and layers with a window among others.
-UNROTATED, DENSE, WINDOWED = "unrotated", "dense", "local"
+UNROTATED, DENSE, DENSE_DELTA, WINDOWED = "unrotated", "dense", "dense_delta", "local"
+_NO_EXPERTS = {"experts": {"count": 0}}
 # Keys that an export writes.
 KEYS = (
     *("no_rope_layers", "no_rope_layer_interval", "layer_types", "mlp_only_layers", "decoder_sparse_step"),
@@ -36,8 +37,7 @@ def layers_from_hf(config: Mapping[str, Any], windows: Sequence[int], rope: Mapp
             "layers in mlp_only_layers"
         )
     if config["model_type"] in _HYBRIDS:
-        names = [FULL if kind == "full_attention" else DELTA for kind in _hybrid_types(config)]
-        return {"layers": layers_text(names), "kinds": {}} if DELTA in names else {"layers": None, "kinds": {}}
+        return _hybrid_layers(config)
     names = [FULL] * config["num_hidden_layers"]
     kinds: dict[str, Any] = {}
     if config["model_type"] == "smollm3":
@@ -45,7 +45,7 @@ def layers_from_hf(config: Mapping[str, Any], windows: Sequence[int], rope: Mapp
         kinds[UNROTATED] = {"rope": {"fraction": 0.0}}
     if config["model_type"] == "qwen3_moe":
         names = [DENSE if dense else FULL for dense in _dense_layers(config)]
-        kinds[DENSE] = {"experts": {"count": 0}}
+        kinds[DENSE] = _NO_EXPERTS
     if len(set(windows)) > 1:
         if set(names) != {FULL}:
             raise ValueError(
@@ -54,8 +54,23 @@ def layers_from_hf(config: Mapping[str, Any], windows: Sequence[int], rope: Mapp
             )
         names = [WINDOWED if window else FULL for window in windows]
         kinds[WINDOWED] = {"sliding_window": max(windows)} | ({} if rope is None else {"rope": used_settings(rope)})
+    return _fields_of(names, kinds)
+
+
+def _fields_of(names: Sequence[str], kinds: Mapping[str, Any]) -> dict[str, Any]:
     used = {name: kind for name, kind in kinds.items() if name in names}
-    return {"layers": layers_text(names), "kinds": used} if used else {"layers": None, "kinds": {}}
+    return {"layers": layers_text(names), "kinds": used} if used or DELTA in names else {"layers": None, "kinds": {}}
+
+
+def _hybrid_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what `layers_from_hf` returns of a model that has linear attention in some layers."""
+    dense = _dense_layers(config) if config["model_type"] == "qwen3_next" else [False] * config["num_hidden_layers"]
+    attends = [kind == "full_attention" for kind in _hybrid_types(config)]
+    names = [
+        (DENSE if whole else DENSE_DELTA) if has_mlp else (FULL if whole else DELTA)
+        for whole, has_mlp in zip(attends, dense, strict=True)
+    ]
+    return _fields_of(names, {DENSE: _NO_EXPERTS, DENSE_DELTA: {"mixer": "delta"} | _NO_EXPERTS})
 
 
 def windows_from_hf(config: Mapping[str, Any], default: int) -> list[int]:
@@ -129,5 +144,10 @@ def _rotations(config: Mapping[str, Any]) -> list[bool]:
 
 def _dense_layers(config: Mapping[str, Any]) -> list[bool]:
     """Returns of each layer whether it has an MLP in place of experts."""
-    plain, every = config.get("mlp_only_layers") or [], config.get("decoder_sparse_step", 1)
+    plain, every = config.get("mlp_only_layers") or [], config.get("decoder_sparse_step") or 1
     return [number in plain or (number + 1) % every > 0 for number in range(config["num_hidden_layers"])]
+
+
+def has_dense(layers: Mapping[str, Any]) -> bool:
+    """Returns whether fields that `layers_from_hf` has made have a kind with an MLP in place of experts."""
+    return bool({DENSE, DENSE_DELTA} & set(layers["kinds"]))

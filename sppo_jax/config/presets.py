@@ -146,6 +146,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "qwen3-32b": _qwen(5120, 64, 64, 8, 25600, head_dim=128, qk_norm=True),
         "qwen3-30b-a3b": _qwen_experts(2048, 48, 32, 768),
         "qwen3-235b-a22b": _qwen_experts(4096, 94, 64, 1536),
+        "qwen3.5-0.8b": _hybrid(1024, 24, (8, 2), 3584, 16, tied_embeddings=True),
+        "qwen3.5-4b": _hybrid(2560, 32, (16, 4), 9216, 32, tied_embeddings=True),
         "qwen3.5-9b": _hybrid(4096, 32, (16, 4), 12288, 32),
         "qwen3.5-27b": _hybrid(5120, 64, (24, 4), 17408, 48),
         "qwen3.6-35b-a3b": _hybrid(2048, 40, (16, 2), 0, 32, experts=_hybrid_experts(256, 8)),

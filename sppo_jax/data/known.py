@@ -58,7 +58,8 @@ def _documents(config: Config) -> Documents | None:
         sums += weight / total * _of_row(rows, reaches)
     tokens, pieces, pairs = sums.tolist()
     whole = _pairs(np.array([length], float), reaches).item()
-    return Documents(mean_tokens=tokens / pieces, attended=pairs / whole)
+    # A model without attention has no pairs.
+    return Documents(mean_tokens=tokens / pieces, attended=pairs / whole if whole else 1.0)
 
 
 def _reaches(model: ModelConfig, length: int) -> list[tuple[float, int]]:

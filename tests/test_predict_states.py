@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 
 from sppo_jax.config import DeltaConfig, ModelConfig
-from sppo_jax.plan.parts import StashPlan
+from sppo_jax.hardware import DEVICES, make_cluster
+from sppo_jax.plan.parts import MeshShape, StashPlan
 from sppo_jax.predict import states
+from sppo_jax.predict.costs import Recompute, StageShape, cost_model
 from sppo_jax.predict.memory import predict_memory
 from sppo_jax.predict.shape import MemoryShape
-from sppo_jax.predict.states import stretch_bytes
+from sppo_jax.predict.states import state_work, stretch_bytes
 from sppo_jax.schedule.generators import make_table
 
 MIB = 2**20
@@ -51,3 +53,20 @@ def test_a_stretch_is_charged_where_a_mixer_runs(monkeypatch, mixer):
     more = {moment: size - work()[moment] for moment, size in before.items()}
     stretch = {"forward": 10 * WHOLE, **dict.fromkeys(("turn", "attention", "rebuild"), 28 * WHOLE)}
     assert {moment: size for moment, size in more.items() if size} == (stretch if mixer == "delta" else {})
+
+
+def test_a_period_runs_mixers_again_and_a_rebuild_once_more():
+    mesh, device = MeshShape(data=1, pipe=1, seq=2), replace(DEVICES["h100"], overhead_s=0.0, overhead_tokens=0)
+    stage = StageShape(mesh=mesh, ulysses=2, ring=1, layers=2, compute_bytes=2, kernel="cudnn", length=2**14)
+
+    def seconds(**again):
+        costs = cost_model(MODEL, make_cluster(device, 2), stage, Recompute(2, **again))
+        return costs.compute_s("B", 0, 8192), costs.token_transfer_s["B", False, False]
+
+    work, cluster = state_work(MODEL, 2), make_cluster(device, 2)
+    computed, sent = seconds()
+    again, sent_again = seconds(windows=True)
+    assert again - computed == pytest.approx(2 * 4096 * work.token_s("F", 2, device.linear_flops_s(2)))
+    assert sent_again - sent == pytest.approx(2 * work.sent_bytes("F", 2, 2, 4) / cluster.link_bytes_s(2))
+    # Half of the backwards make keys and values again, for which a quarter of the layers run once more.
+    assert seconds(windows=True, rewrite_kv=0.5, layers=0.25)[1] - sent_again == pytest.approx((sent_again - sent) / 8)

@@ -60,6 +60,9 @@ CASES = (
     Case("gemma-3-27b-1m-8gpu"),
     Case("gpt-oss-20b-1m-8gpu"),
     Case("olmo-3-7b-1gpu"),
+    Case("qwen3.5-9b-1m-8gpu"),
+    Case("qwen3.6-35b-a3b-1m-8gpu"),
+    Case("qwen3.5-9b-1gpu"),
 )
 
 

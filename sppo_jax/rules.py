@@ -64,7 +64,7 @@ class Facts:
         balance_over: whose tokens a loss that balances experts is of, "sequence" or "batch".
         forwards_first: whether every forward of a step comes before its first backward.
         is_mixed: whether layers are of several kinds.
-        most_whole: the most layers of a group that have no window.
+        most_whole: the most layers of a group that have neither a window nor a state.
         has_sums: whether layers have experts, whose loads are summed by layer.
     """
 

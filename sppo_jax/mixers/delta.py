@@ -132,9 +132,14 @@ def _mix_stretch(heads: Heads, taps: Taps, state: State, place: Place, *, spans:
     wide = state.memory.dtype
     times = heads.v.shape[1] // heads.k.shape[1]
     # Queries and keys are of the models' own dtype between convolution and rule.
-    q, k, v = (jax.nn.silu(x).astype(heads.v.dtype).astype(wide) for x in (q, k, v))
-    q, k = (jnp.repeat(_of_length_one(x), times, axis=1) for x in (q, k))
-    tokens = gated_delta.Tokens(q * heads.k.shape[2] ** -0.5, k, v, heads.g.astype(wide), heads.b.astype(wide))
+    q, k, v = (jax.nn.silu(x).astype(heads.v.dtype) for x in (q, k, v))
+    # Without the barrier XLA for GPUs fuses convolution and norm into each of the products that read them, and looks
+    # for tiles of these fusions for most of its time.
+    q, k, v = lax.optimization_barrier((_of_length_one(q.astype(wide)), _of_length_one(k.astype(wide)), v))
+    q, k = (jnp.repeat(x, times, axis=1) for x in (q, k))
+    tokens = gated_delta.Tokens(
+        q * heads.k.shape[2] ** -0.5, k, v.astype(wide), heads.g.astype(wide), heads.b.astype(wide)
+    )
     out, memory = gated_delta.run(tokens, place.documents_T, place.before_W[-1], state.memory, spans)
     return out.astype(heads.v.dtype), State(q_tail, k_tail, v_tail, memory)
 

@@ -26,11 +26,25 @@ def cut_of(length: int, elements: int) -> Cut:
         elements: of a token in keys, or values, of all value heads.
     """
     blocks = -(-length // BLOCK)
-    most = max(1, _STRETCH_ELEMENTS // (BLOCK * elements))
-    stretches = -(-blocks // most)
+    stretches = -(-blocks // _most_blocks(elements))
     of_stretch = -(-blocks // stretches)
-    spans = _SPANS if of_stretch >= _SPANS_FROM else 1
+    spans = _spans_of(of_stretch)
     return Cut(stretches, spans, -(-of_stretch // spans) * spans * BLOCK)
+
+
+def longest_stretch(length: int, elements: int) -> int:
+    """Returns the most tokens of a stretch in a run of `length` tokens or less; arguments as `cut_of`."""
+    blocks = min(-(-length // BLOCK), _most_blocks(elements))
+    spans = _spans_of(blocks)
+    return -(-blocks // spans) * spans * BLOCK
+
+
+def _spans_of(blocks: int) -> int:
+    return _SPANS if blocks >= _SPANS_FROM else 1
+
+
+def _most_blocks(elements: int) -> int:
+    return max(1, _STRETCH_ELEMENTS // (BLOCK * elements))
 
 
 def delta_flops(key_heads: int, value_heads: int, key_size: int, value_size: int, taps: int) -> float:

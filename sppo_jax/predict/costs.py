@@ -101,7 +101,8 @@ class Recompute(NamedTuple):
         reach: the tokens of the sequence that a tick may reach for its backward to compute attention again.
         rewrite_kv: the share of backwards in whose ticks keys and values are exchanged and written again.
         kv: whether they are computed again there, too.
-        windows: whether layers with a window run again whole, from a tail of keys and values (`stash.inputs=period`).
+        windows: whether layers with a window or a state run again whole, from a tail of keys and values or from the
+            state before the chunk (`stash.inputs=period`).
         layers: the share of layers that run once more where keys and values are made again, instead of `kv`.
     """
 
@@ -361,9 +362,15 @@ class CostModel:
             "H": head_s,
         }
         if self.states is not None:
-            for kind in seconds:
-                seconds[kind] += self.layers * self.states.token_s(kind, self.mesh.seq, linear_flops_s)
+            state_s = {kind: self.layers * self.states.token_s(kind, self.mesh.seq, linear_flops_s) for kind in seconds}
+            seconds = {kind: seconds[kind] + state_s[kind] for kind in seconds}
+            seconds["B"] += self._states_again * state_s["F"]
         return seconds
+
+    @property
+    def _states_again(self) -> float:
+        """How often mixers with a state run again besides what a backward needs: for later layers of their group."""
+        return self.recompute.windows + self.recompute.rewrite_kv * self.recompute.layers
 
     @property
     def _experts_again(self) -> float:
@@ -463,9 +470,10 @@ class CostModel:
             seconds["B", has_ends, again] = self.layers * backward / exchange_link + (hop + 3 * ends) / pipe_link
             if self.states is not None:
                 link, sizes = self.cluster.link_bytes_s(self.mesh.seq), (self.compute_bytes, max(4, self.compute_bytes))
-                for kind in "FB":
-                    sent = self.layers * self.states.sent_bytes(kind, self.mesh.seq, *sizes)
-                    seconds[kind, has_ends, again] += sent / link
+                for kind, more in (("F", 0.0), ("B", self._states_again)):
+                    sent = self.states.sent_bytes(kind, self.mesh.seq, *sizes)
+                    sent += more * self.states.sent_bytes("F", self.mesh.seq, *sizes)
+                    seconds[kind, has_ends, again] += self.layers * sent / link
             seconds["H", has_ends, again] = share * (2 * hidden + self.layer.input_elements * _FLOAT32) / pipe_link
         return seconds
 

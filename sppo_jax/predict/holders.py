@@ -19,7 +19,7 @@ from sppo_jax.predict.period import key_value_elements, made_again_bytes
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.stage_params import largest_matrix, stage_params_of, table_params
 from sppo_jax.predict.stash_bytes import StashBytes
-from sppo_jax.predict.states import state_bytes_of_group
+from sppo_jax.predict.states import state_bytes_of_group, stretch_bytes
 from sppo_jax.predict.workspace import kv_heads_per_device, workspace_bytes
 from sppo_jax.schedule.turns import slot_counts
 
@@ -327,17 +327,19 @@ def _work_of_kind(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Num
     late = 1 + (numbers.late_share * outside_loop if stash.waiting == "host" and shape.seq > 1 else 0)
     # Gradients of the MLP's matrices in float32, and one as it is computed.
     matrices = largest_matrix(model) * ((2 + gated) * shape.sum_bytes + size)
-    of_attention = 0
+    mixed = 0
     if states is None:
         of_attention = ring_work(shape, tokens, held.prefix_tokens) + group_work(shape, tokens)
         of_attention += workspace_bytes(shape, tokens, held.prefix_tokens)
+    else:
+        mixed, of_attention = stretch_bytes(model, tokens, shape.seq, shape.sum_bytes)
     of_tokens = int(late * tokens * numbers.token_arrays * elements * size)
     if model.experts.count:
         # Half of these arrays are cotangents, which come behind the experts' backward.
         of_tokens //= 2
         of_attention += of_tokens
     found = [
-        Holder("work", tokens * (elements + layer.rest_elements) * size, _F),
+        Holder("work", tokens * (elements + layer.rest_elements) * size + mixed, _F),
         Holder("work", of_tokens, BACKWARD),
         Holder("work", int(late * tokens * of_mlp * size), _LAYER),
         Holder("work", matrices, _LAYER),

@@ -1,8 +1,10 @@
 """Bytes and seconds of layers whose mixer has a state: no run has measured these rates, they are guesses."""
 
+import math
 from typing import NamedTuple
 
 from sppo_jax.config import ModelConfig
+from sppo_jax.mixers.delta_work import longest_stretch
 from sppo_jax.models.counts import layer_costs
 from sppo_jax.models.state_counts import device_bytes, state_counts
 from sppo_jax.predict.shape import MemoryShape
@@ -13,6 +15,11 @@ STATE_RATE = 0.1
 STATE_STEP_S, STATE_STEP_TOKENS = 20e-6, 8 * 64
 # Forwards' worth of work in a backward: the run made again, once more stretch by stretch, and the gradients.
 _BACKWARD = 4.0
+
+# Arrays of a stretch's keys, in the dtype of sums, that a mixer has at once, as compiled. In a forward: queries, keys,
+# values, what a block reads and keeps, products and inverse of a block, output. A backward has their cotangents too,
+# and of each block the state before it and, in all spans but the last, its map: each is two arrays or more.
+_FORWARD_ARRAYS, _BACKWARD_ARRAYS = 10, 28
 
 
 class StateWork(NamedTuple):
@@ -63,3 +70,20 @@ def state_bytes_of_group(shape: MemoryShape) -> int:
         if counts is not None:
             found += count * device_bytes(counts.keeps, shape.seq, shape.compute_bytes, shape.sum_bytes)
     return found
+
+
+def stretch_bytes(model: ModelConfig, tokens: int, seq: int, sum_bytes: int) -> tuple[int, int]:
+    """Returns what the mixer of a layer works on in a forward and in a backward on one device: of one stretch.
+
+    More tokens never take less, as the search's bounds ask for; stretches of one length may be up to half as long.
+
+    Args:
+        model: of a kind whose layers have a state.
+        tokens: of the tick on one device.
+        seq: devices of a stage, over which heads are spread.
+        sum_bytes: of an element of the rule.
+    """
+    delta = model.delta
+    elements = math.lcm(delta.value_heads, seq) // seq * max(delta.key_size, delta.value_size)
+    stretch = longest_stretch(tokens * seq, elements) * elements * sum_bytes
+    return _FORWARD_ARRAYS * stretch, _BACKWARD_ARRAYS * stretch

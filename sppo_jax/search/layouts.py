@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from sppo_jax import rules
-from sppo_jax.models.state_counts import has_attention, state_heads
+from sppo_jax.config import ModelConfig
+from sppo_jax.models.state_counts import has_attention, state_counts, state_heads
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.costs import CostModel, Recompute, StageShape, Weights, cost_model
 from sppo_jax.predict.period import most_layers
@@ -53,19 +54,21 @@ class Layout:
 
     @property
     def again_for_kv(self) -> float:
-        """The share of layers that run again for the keys and values of a group's layer without a window."""
-        model, length = self.request.config.model, self.request.config.sequence.length
+        """The share of layers that run again for the keys and values of a group's layer that sees all tokens."""
+        model = self.request.config.model
         found, names = 0, model.kind_names
         for begin in range(0, len(names), self.layers):
-            group = [bool(model.of_kind(name).window_within(length)) for name in names[begin : begin + self.layers]]
-            found += group.index(False) if False in group else 0
+            group = [self._is_whole(model.of_kind(name)) for name in names[begin : begin + self.layers]]
+            found += group.index(True) if True in group else 0
         return found / len(names)
 
     @cached_property
     def most_whole(self) -> int:
-        """The most layers of a group that have no window."""
-        length = self.request.config.sequence.length
-        return most_layers(self.shape, lambda kind: None if kind.window_within(length) else True).get(True, 0)
+        """The most layers of a group that have neither a window nor a state."""
+        return most_layers(self.shape, lambda kind: self._is_whole(kind) or None).get(True, 0)
+
+    def _is_whole(self, kind: ModelConfig) -> bool:
+        return not kind.window_within(self.request.config.sequence.length) and state_counts(kind) is None
 
     @property
     def multiple_tokens(self) -> int:

@@ -7,7 +7,7 @@ import pytest
 from report_cases import HOST, small_config
 
 from sppo_jax.report.plan.limits_text import bound_dict, max_length_text, min_devices_text
-from sppo_jax.search.feasible import problem_of_all
+from sppo_jax.search.feasible import Feasibility
 from sppo_jax.search.limits import max_length, min_devices
 from sppo_jax.search.make import resolve_cluster
 from sppo_jax.search.search import search
@@ -49,12 +49,12 @@ def test_the_fastest_plan_is_searched_at_the_answer_alone(monkeypatch):
         searched.append(config.sequence.length)
         return search(config, cluster)
 
-    def counted_problem(config, cluster=None):
+    def counted_feasibility(config, cluster=None, like=None):
         asked.append(config.sequence.length)
-        return problem_of_all(config, cluster)
+        return Feasibility(config, cluster, like)
 
     monkeypatch.setattr("sppo_jax.search.limits.search", counted)
-    monkeypatch.setattr("sppo_jax.search.limits.problem_of_all", counted_problem)
+    monkeypatch.setattr("sppo_jax.search.limits.Feasibility", counted_feasibility)
     bound = max_length(config, found=found)
     assert searched == [bound.best.size]
     assert config.sequence.length not in asked and len(set(asked)) == len(asked) == len(bound.tried) - 1

@@ -44,19 +44,31 @@ def _fold(numbers: list[int], signatures: list[Hashable]) -> tuple:
 
 
 def _best_period(signatures: list[int], place: int) -> tuple[int, int]:
-    left = len(signatures) - place
+    row = signatures[place:]
     best, saved = (1, 1), 0
-    for period in range(1, left // 2 + 1):
-        if signatures[place] != signatures[place + period]:
-            continue
-        match = 0
-        while match + period < left and signatures[place + match] == signatures[place + match + period]:
-            match += 1
-        count = match // period + 1
+    for period, match in enumerate(_matches(row)[: len(row) // 2 + 1]):
+        count = match // period + 1 if period else 1
         # A run that starts a longer period belongs inside it: a longer period must save strictly more.
         if period * (count - 1) > saved:
             best, saved = (period, count), period * (count - 1)
     return best
+
+
+def _matches(row: list[int]) -> list[int]:
+    """Returns for each place how many items from there on are those from the start on.
+
+    A stretch that is known to repeat the start tells the places within it (the Z algorithm), so each item is compared
+    once.
+    """
+    matches, begin, end = [len(row)], 0, 0
+    for place in range(1, len(row)):
+        match = min(end - place, matches[place - begin]) if place < end else 0
+        while place + match < len(row) and row[match] == row[place + match]:
+            match += 1
+        matches.append(match)
+        if place + match > end:
+            begin, end = place, place + match
+    return matches
 
 
 def unfold(items: Sequence) -> list:

@@ -4,6 +4,7 @@ import math
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
+from sppo_jax.search.evaluate import Outcome
 from sppo_jax.search.frontier import Frontier
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.least_seconds import Span
@@ -12,43 +13,64 @@ from sppo_jax.search.offload import Places
 from sppo_jax.search.partitions import Candidate
 from sppo_jax.search.request import Request, preferences, read_request
 
+# Places in the heap. An excess is -1 at least: layouts come before the candidates of others, but behind those of the
+# layout that is tried first.
+_LAYOUTS, _FIRST = -2.0, -4.0
+
 
 class _BySize(Frontier):
     """Candidates by how little of a limit their least memory takes, the one with most to spare first.
 
-    The host has as much of each chunk as it can hold, whether or not the copies are exposed.
+    The host has as much of each chunk as it can hold, whether or not the copies are exposed. All candidates of a layout
+    like that of `like` come before any others.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, like: Candidate | None) -> None:
         super().__init__(request)
+        self._like = None if like is None else _alike(like.layout, like.places)
         if self.alpha == "hidden":
             self.alpha = "all"
 
     def rank_of_layout(self, layout: Layout, places: Places, span: Span) -> float:
-        return -math.inf
+        return -math.inf if _alike(layout, places) == self._like else _LAYOUTS
 
     def rank_of_uncut(self, candidate: Candidate, excess: float) -> float:
-        return excess
+        return excess + (_FIRST if _alike(candidate.layout, candidate.places) == self._like else 0.0)
 
     def rank_of_chunks(self, candidate: Candidate, excess: float) -> float:
-        return excess
+        return self.rank_of_uncut(candidate, excess)
 
 
-def problem_of_all(config: Config, cluster: Cluster | None = None) -> str:
-    """Returns why no plan fits in device and host memory; empty where one does. The fastest plan is not searched.
+def _alike(layout: Layout, places: Places) -> tuple:
+    """Returns what layouts of two requests have in common that differ in the length or the devices."""
+    return layout.mesh, layout.split, layout.interleave, layout.request.way, places
 
-    Args:
-        config: the settings; its planner searches all plans.
-        cluster: the devices, as in `search`.
 
-    Raises:
-        ValueError: settings contradict each other, or leave no plan.
+class Feasibility:
+    """Whether any plan fits in device and host memory. The fastest plan is not searched.
+
+    Attributes:
+        found: a plan that fits; None where none does.
     """
-    frontier = _BySize(read_request(config, cluster))
-    sets = list(preferences(frontier.request))
-    # Of the dtypes of dK and dV the last takes the least memory, all else the same.
-    smallest = sets[-1][-1].kv_grad_dtype
-    of_dtype = [trials for trials in sets if trials[0].kv_grad_dtype == smallest]
-    if frontier.first(of_dtype, frontier.any_that_fits) is not None:
-        return ""
-    return too_large_line(frontier.request, least(frontier))
+
+    def __init__(self, config: Config, cluster: Cluster | None = None, like: Candidate | None = None) -> None:
+        """Looks for a plan.
+
+        Args:
+            config: the settings; its planner searches all plans.
+            cluster: the devices, as in `search`.
+            like: what fits another length; its layout is tried first.
+
+        Raises:
+            ValueError: settings contradict each other, or leave no plan.
+        """
+        self._frontier = _BySize(read_request(config, cluster), like)
+        sets = list(preferences(self._frontier.request))
+        # Of the dtypes of dK and dV the last takes the least memory, all else the same.
+        smallest = sets[-1][-1].kv_grad_dtype
+        of_dtype = [trials for trials in sets if trials[0].kv_grad_dtype == smallest]
+        self.found: Outcome | None = self._frontier.first(of_dtype, self._frontier.any_that_fits)
+
+    def problem(self) -> str:
+        """Returns why no plan fits; empty where one does."""
+        return "" if self.found else too_large_line(self._frontier.request, least(self._frontier))

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
-from sppo_jax.search.feasible import problem_of_all
+from sppo_jax.search.feasible import Feasibility
+from sppo_jax.search.partitions import Candidate
 from sppo_jax.search.request import resolve_cluster
 from sppo_jax.search.search import Found, search
 
@@ -15,6 +16,8 @@ from sppo_jax.search.search import Found, search
 _LENGTH_PARTS = 16
 _MOST_TOKENS = 2**30
 _MOST_HOSTS = 128
+# Why the plan that is least too large does not fit is worked out for one size alone.
+_TOO_LARGE = "no plan fits"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,8 @@ class _Trials:
         """
         self.name, self.ask = name, ask
         self.known: dict[int, Trial] = {}
+        self.too_large: dict[int, Feasibility] = {}
+        self.like: Candidate | None = None
         self.start_s = time.perf_counter()
 
     def start(self, size: int, found: Found) -> None:
@@ -86,6 +91,8 @@ class _Trials:
 
     def bound(self, best: int | None, stopped: int | None) -> Bound:
         known = self.known
+        if stopped in self.too_large:
+            known[stopped] = replace(known[stopped], problem=self.too_large[stopped].problem())
         return Bound(
             best=None if best is None else known[best],
             stopped=None if stopped is None else known.get(stopped),
@@ -99,9 +106,14 @@ class _Trials:
             if config.planner == "paper":
                 found = search(config, cluster)
                 return Trial(size=size, name=self.name(size), found=found, problem=found.problem)
-            return Trial(size=size, name=self.name(size), found=None, problem=problem_of_all(config, cluster))
+            asked = Feasibility(config, cluster, self.like)
         except ValueError as error:
             return Trial(size=size, name=self.name(size), found=None, problem=str(error), is_possible=False)
+        if asked.found is None:
+            self.too_large[size] = asked
+            return Trial(size=size, name=self.name(size), found=None, problem=_TOO_LARGE)
+        self.like = asked.found.candidate
+        return Trial(size=size, name=self.name(size), found=None, problem="")
 
 
 def max_length(config: Config, cluster: Cluster | None = None, *, found: Found | None = None) -> Bound:

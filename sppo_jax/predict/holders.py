@@ -105,6 +105,15 @@ class Held(NamedTuple):
     is_one_chunk: bool
 
 
+class Ways(NamedTuple):
+    """What the work of a layer depends on of the places of a stash; see `StashPlan`."""
+
+    inputs: str
+    rest: str
+    kv: str
+    waiting: str
+
+
 def sums(holders: Iterable[Holder]) -> dict[str, float]:
     """Returns the bytes that are alive in each moment."""
     found: dict[str, float] = dict.fromkeys(MOMENTS, 0)
@@ -135,11 +144,16 @@ def beside_stash(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Numb
     return [
         *_parameters(shape, held.num_groups, held.num_stages, held.num_parts, stash.kv),
         *_experts_again(shape, held),
-        *_gradients(shape, held),
+        *_gradients(shape, held.num_groups, held.num_stages, held.num_parts, held.heads_first, held.is_one_chunk),
         *_tables(shape, held),
         *_prefixes(shape, stash, held),
         *_between(shape, held),
-        *_work(shape, stash, held, numbers),
+        *_work(
+            shape,
+            Ways(stash.inputs, stash.rest, stash.kv, stash.waiting),
+            (held.tick_tokens, held.prefix_tokens),
+            numbers,
+        ),
     ]
 
 
@@ -172,32 +186,40 @@ def _experts_again(shape: MemoryShape, held: Held) -> list[Holder]:
     return [Holder("weights", params * shape.compute_bytes, moments)] if params else []
 
 
-def _gradients(shape: MemoryShape, held: Held) -> list[Holder]:
-    """Returns the sums of gradients of layers: of all groups, or of those that are not scattered yet and a share."""
-    stage, size = stage_params_of(shape, held.num_groups, held.num_stages), shape.sum_bytes
-    _, leaving = on_way_bytes(shape, held.num_groups, held.num_stages, held.num_parts)
-    first = _BEHIND if held.heads_first else ALL
+@lru_cache(maxsize=4096)
+def _gradients(
+    shape: MemoryShape, num_groups: int, num_stages: int, num_parts: int, heads_first: bool, is_one_chunk: bool
+) -> tuple[Holder, ...]:
+    """Returns the sums of gradients of layers: of all groups, or of those that are not scattered yet and a share.
+
+    Arguments as `Held`.
+    """
+    stage, size = stage_params_of(shape, num_groups, num_stages), shape.sum_bytes
+    _, leaving = on_way_bytes(shape, num_groups, num_stages, num_parts)
+    first = _BEHIND if heads_first else ALL
     if shape.weights == "gathered":
         totals = stage.own
         if shape.optimizer == "host":
             # The embedding's sum begins with the last group, when no keys and values are made again.
             totals -= stage.matrices + stage.tables - stage.tables // num_tables(shape.model)
-        group = slot_counts(held.num_stages, held.num_groups, "keep")[1] * _params_of_group(shape)
+        group = slot_counts(num_stages, num_groups, "keep")[1] * _params_of_group(shape)
         if not any(kind.experts.count for kind, _ in shape.model.counts(shape.layers)):
-            return [Holder("grads", (group + totals) * size + leaving, first)]
+            return (Holder("grads", (group + totals) * size + leaving, first),)
         # The first scatter makes the totals, and waits for the sums of the last group: so compiled with experts.
-        later = first - {"turn"} if held.heads_first else first
-        return [Holder("grads", group * size + leaving, first), Holder("grads", totals * size, later)]
-    layers, tables = stage.whole - _params_of_tables(shape, held.num_stages), _params_of_tables(shape, held.num_stages)
+        later = first - {"turn"} if heads_first else first
+        return Holder("grads", group * size + leaving, first), Holder("grads", totals * size, later)
+    layers, tables = stage.whole - _params_of_tables(shape, num_stages), _params_of_tables(shape, num_stages)
     # Where a stage turns once, the sums of the other groups come into being behind the last group's backward.
-    others = (held.num_groups - 1) * _params_of_group(shape) if held.heads_first else 0
-    late = tables // 2 if _adds_embedding_last(shape, held) else 0
-    return [
+    others = (num_groups - 1) * _params_of_group(shape) if heads_first else 0
+    # The embedding's sum comes into being behind the backwards of all layers where there is a lone chunk.
+    is_last = is_one_chunk and heads_first and num_groups > 1 and num_tables(shape.model) > 1
+    late = tables // 2 if is_last else 0
+    return (
         Holder("grads", (layers - others) * size, first),
         Holder("grads", others * size, _BEHIND - {"turn"}),
         Holder("grads", (tables - late) * size, ALL),
         Holder("grads", late * size, frozenset({"tables", "update"})),
-    ]
+    )
 
 
 def _tables(shape: MemoryShape, held: Held) -> list[Holder]:
@@ -281,19 +303,28 @@ def _between(shape: MemoryShape, held: Held) -> list[Holder]:
     ]
 
 
-def _work(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Numbers) -> list[Holder]:
-    """Returns what the forward or the backward of a layer works on; of layers of several kinds what the widest does."""
+@lru_cache(maxsize=4096)
+def _work(shape: MemoryShape, ways: Ways, held_tokens: tuple[int, int], numbers: Numbers) -> tuple[Holder, ...]:
+    """Returns what the forward or the backward of a layer works on; of layers of several kinds what the widest does.
+
+    Args:
+        shape: of the model on a stage.
+        ways: the places.
+        held_tokens: of the longest tick, and those whose keys and values there are, as in `Held`.
+        numbers: the fitted ones.
+    """
     of_kinds = [
-        _work_of_kind(replace(shape, model=kind), stash, held, numbers) for kind, _ in shape.model.counts(shape.layers)
+        _work_of_kind(replace(shape, model=kind), ways, *held_tokens, numbers)
+        for kind, _ in shape.model.counts(shape.layers)
     ]
-    if stash.inputs == "period":
-        again = [Holder("work", made_again_bytes(shape, held.tick_tokens), _LAYER)]
-        if stash.kv == "rebuild":
+    if ways.inputs == "period":
+        again = [Holder("work", made_again_bytes(shape, held_tokens[0]), _LAYER)]
+        if ways.kv == "rebuild":
             # Layers run again there as in a forward.
             again += [Holder("work", size, frozenset({"rebuild"})) for _, size, moments in of_kinds[0] if moments == _F]
         of_kinds = [[*found, *again] for found in of_kinds]
     if len(of_kinds) == 1:
-        return of_kinds[0]
+        return tuple(of_kinds[0])
     # Holders of one name and one set of moments share their room.
     widest: dict[tuple, float] = {}
     for found in of_kinds:
@@ -302,12 +333,12 @@ def _work(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Numbers) ->
             key = holder.name, holder.moments
             sizes[key] = sizes.get(key, 0) + holder.size_bytes
         widest |= {key: max(size, widest.get(key, 0)) for key, size in sizes.items()}
-    return [Holder(name, size, moments) for (name, moments), size in widest.items()]
+    return tuple(Holder(name, size, moments) for (name, moments), size in widest.items())
 
 
-def _work_of_kind(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Numbers) -> list[Holder]:
-    """Returns what the forward or the backward of a layer of one kind works on."""
-    model, size, tokens = shape.model, shape.compute_bytes, held.tick_tokens
+def _work_of_kind(shape: MemoryShape, ways: Ways, tokens: int, prefix_tokens: int, numbers: Numbers) -> list[Holder]:
+    """Returns what the forward or the backward of a layer of one kind works on; arguments as `_work`."""
+    model, size = shape.model, shape.compute_bytes
     layer = layer_costs(model)
     # Under ulysses heads of keys and values are replicated until they divide evenly.
     heads = kv_heads_per_device(model, shape.ulysses) * shape.ulysses
@@ -319,18 +350,18 @@ def _work_of_kind(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Num
     # behind the backward of attention. What the rest of a stash brings is there already.
     gated = model.experts.count > 0 or model.mlp != "gelu"
     mlp_size = model.experts.shared_size if model.experts.count else model.mlp_size
-    of_mlp = (3 + gated - (0 if stash.rest == "recompute" else 1 + gated)) * mlp_size
+    of_mlp = (3 + gated - (0 if ways.rest == "recompute" else 1 + gated)) * mlp_size
     if model.norms != "before" and not model.experts.count:
         of_mlp += _BEHIND_NORM * mlp_size
     # Where chunks wait on the host and devices exchange, XLA puts these gradients off for layers outside a loop.
     outside_loop = shape.layers if shape.layers <= _LAYERS_WITHOUT_LOOP else 1
-    late = 1 + (numbers.late_share * outside_loop if stash.waiting == "host" and shape.seq > 1 else 0)
+    late = 1 + (numbers.late_share * outside_loop if ways.waiting == "host" and shape.seq > 1 else 0)
     # Gradients of the MLP's matrices in float32, and one as it is computed.
     matrices = largest_matrix(model) * ((2 + gated) * shape.sum_bytes + size)
     mixed = 0
     if states is None:
-        of_attention = ring_work(shape, tokens, held.prefix_tokens) + group_work(shape, tokens)
-        of_attention += workspace_bytes(shape, tokens, held.prefix_tokens)
+        of_attention = ring_work(shape, tokens, prefix_tokens) + group_work(shape, tokens)
+        of_attention += workspace_bytes(shape, tokens, prefix_tokens)
     else:
         mixed, of_attention = stretch_bytes(model, tokens, shape.seq, shape.sum_bytes)
     of_tokens = int(late * tokens * numbers.token_arrays * elements * size)
@@ -346,7 +377,7 @@ def _work_of_kind(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Num
         Holder("work", of_attention, BACKWARD - {"mlp"}),
         *_work_of_experts(shape, tokens, of_attention),
     ]
-    if stash.inputs == "recompute":
+    if ways.inputs == "recompute":
         # A chunk's stash is made again for all layers of the virtual stage.
         stashed = (layer.input_elements + layer.attention_elements) * size + shape.sum_bytes * layer.lse_elements
         found.append(Holder("work", shape.layers * tokens * stashed, _LAYER))
@@ -437,11 +468,6 @@ def on_way_bytes(shape: MemoryShape, num_groups: int, num_stages: int, num_parts
     share = stage_params_of(shape, num_groups, num_stages).matrices // num_groups
     part = 4 * -(-share // num_parts)
     return share * shape.compute_bytes + part, share * shape.sum_bytes + part
-
-
-def _adds_embedding_last(shape: MemoryShape, held: Held) -> bool:
-    """Returns whether the embedding's sum comes into being behind the backwards of all layers: of a lone chunk's."""
-    return held.is_one_chunk and held.heads_first and held.num_groups > 1 and num_tables(shape.model) > 1
 
 
 def _params_of_group(shape: MemoryShape) -> int:

@@ -1,6 +1,7 @@
 """What memory depends on besides table and stash: a model on the devices of a stage."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 from sppo_jax.config import ModelConfig
 
@@ -36,6 +37,14 @@ class MemoryShape:
     length: int = 0
     weights: str = "resident"
     optimizer: str = "device"
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """A search looks up figures of a shape very often, and a model has many fields."""
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @property
     def sum_bytes(self) -> int:

@@ -31,10 +31,10 @@ MODEL = ModelConfig(
 def test_a_stretch_by_hand():
     forward, backward = stretch_bytes(MODEL, 4096, 4, 4)
     # 16,384 tokens of 8 heads of 128 are one stretch; twice the tokens are two of them, one after another.
-    assert (forward, backward) == (10 * WHOLE, 28 * WHOLE) == stretch_bytes(MODEL, 8192, 4, 4)
-    assert stretch_bytes(MODEL, 2048, 4, 4) == (5 * WHOLE, 14 * WHOLE)
+    assert (forward, backward) == (8 * WHOLE, 28 * WHOLE) == stretch_bytes(MODEL, 8192, 4, 4)
+    assert stretch_bytes(MODEL, 2048, 4, 4) == (4 * WHOLE, 14 * WHOLE)
     # On 64 devices each of the 32 heads is held twice.
-    assert stretch_bytes(MODEL, 512, 64, 4)[0] == 10 * 512 * 64 * 128 * 4
+    assert stretch_bytes(MODEL, 512, 64, 4)[0] == 8 * 512 * 64 * 128 * 4
     assert stretch_bytes(replace(MODEL, delta=replace(MODEL.delta, value_size=256)), 2048, 4, 4)[1] == 28 * WHOLE
 
 
@@ -52,7 +52,7 @@ def test_a_stretch_is_charged_where_a_mixer_runs(monkeypatch, mixer):
     monkeypatch.setattr(states, "_FORWARD_ARRAYS", 0)
     monkeypatch.setattr(states, "_BACKWARD_ARRAYS", 0)
     more = {moment: size - work()[moment] for moment, size in before.items()}
-    stretch = {"forward": 10 * WHOLE, **dict.fromkeys(("turn", "attention", "rebuild"), 28 * WHOLE)}
+    stretch = {"forward": 8 * WHOLE, **dict.fromkeys(("turn", "attention", "rebuild"), 28 * WHOLE)}
     assert {moment: size for moment, size in more.items() if size} == (stretch if mixer == "delta" else {})
 
 

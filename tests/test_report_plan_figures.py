@@ -5,12 +5,14 @@ import dataclasses
 import pytest
 from report_cases import small_config, small_figures, too_large
 
+from sppo_jax.predict import states
 from sppo_jax.predict.documents import Documents
 from sppo_jax.report.plan import figures as module
 from sppo_jax.report.plan.figures import figures_of, hbm_columns
 from sppo_jax.report.plan.html import plan_html
 from sppo_jax.report.plan.json_report import plan_dict
 from sppo_jax.report.plan.text import brief_text, plan_text
+from sppo_jax.search.search import search
 
 CASES = {
     "one sequence": {},
@@ -48,6 +50,20 @@ def test_the_parts_answer_to_their_causes():
     longer = small_figures(sequence={"length": 131072, "chunks": 16})
     assert longer.parts["attention"] / plain.parts["attention"] == pytest.approx(4, rel=0.1)
     assert longer.parts["linear"] / plain.parts["linear"] == pytest.approx(2, rel=0.1)
+
+
+def test_mixers_with_a_state_are_a_part_of_their_own(monkeypatch):
+    def parts():
+        config = small_config(model={"layers": "4x(3xdelta,full)"})
+        return figures_of(search(config), config).parts
+
+    plain = parts()
+    monkeypatch.setattr(states, "STATE_STEP_S", 2 * states.STATE_STEP_S)
+    slow = parts()
+    assert 1.2 * plain["states"] < slow["states"] < 2 * plain["states"]
+    assert {name: slow[name] for name in ("linear", "sums")} == pytest.approx(
+        {name: plain[name] for name in ("linear", "sums")}
+    )
 
 
 def test_throughput_counts_all_pipelines():

@@ -19,7 +19,7 @@ _BACKWARD = 4.0
 # Arrays of a stretch's keys, in the dtype of sums, that a mixer has at once, as compiled. In a forward: queries, keys,
 # values, what a block reads and keeps, products and inverse of a block, output. A backward has their cotangents too,
 # and of each block the state before it and, in all spans but the last, its map: each is two arrays or more.
-_FORWARD_ARRAYS, _BACKWARD_ARRAYS = 10, 28
+_FORWARD_ARRAYS, _BACKWARD_ARRAYS = 8, 28
 
 
 class StateWork(NamedTuple):

@@ -45,7 +45,10 @@ class Because(Enum):
     ONE_GROUP_LAST = "{where}, breadth-first is tried only if no other schedule fits"
     # Of what breadth-first plans hold, if they do not hold it in the usual way.
     KV = "K/V are {held}, and {instead}"
-    KV_OF_PERIOD = "a layer with a window has K/V of its window and a chunk; those of other layers are {held}"
+    KV_OF_PERIOD = (
+        "a layer with a window has K/V of its window and a chunk, one with a state has none; those of other layers are "
+        "{held}"
+    )
     USUAL_SLOWER = "{usual} takes {times}x as long"
     USUAL_NOT = "no plan is as fast with {usual}"
     WAITING = "no plan fits with the waiting chunks in device memory"

@@ -35,6 +35,7 @@ _MOST_CELLS = 30_000
 PARTS = (
     "attention",
     "linear",
+    "states",
     "head",
     "communication",
     "sums",
@@ -199,7 +200,8 @@ def step_parts(table: Table, costs: CostModel, simulation: Simulation, step_s: f
     """Splits a step's seconds into what they go to, on the mean of the stages.
 
     A unit's seconds are peeled: what it takes less without padding is padding, then without scores attention, then
-    without matmuls linear layers; what is left of its compute is adding up gradients.
+    without mixers with a state these, then without matmuls linear layers; what is left of its compute is adding up
+    gradients.
 
     Args:
         table: the schedule, or its outline.
@@ -212,13 +214,15 @@ def step_parts(table: Table, costs: CostModel, simulation: Simulation, step_s: f
     """
     layer, tick_s = costs.layer, costs.cluster.device.overhead_s
     no_scores = costs_of_documents(costs, 0.0)
-    no_matmuls = replace(no_scores, layer=replace(layer, linear_flops=0.0, expert_flops=0.0), experts=None)
+    no_states = replace(no_scores, states=None)
+    no_matmuls = replace(no_states, layer=replace(layer, linear_flops=0.0, expert_flops=0.0), experts=None)
     starts = table.chunk_starts
     parts = dict.fromkeys(PARTS, 0.0)
     for (kind, chunk, tick), count in _unit_counts(table).items():
         unit, share = (kind, starts[chunk], table.chunk_lengths[chunk]), count / table.num_stages
         alone = TickShape(0, 0, tick.has_ends)
-        compute_s, without_scores_s, rest_s = (which.compute_s(*unit) for which in (costs, no_scores, no_matmuls))
+        peeled = (which.compute_s(*unit) for which in (costs, no_scores, no_states, no_matmuls))
+        compute_s, without_scores_s, without_states_s, rest_s = peeled
         parts["padding"] += share * (costs.seconds(*unit, tick) - costs.seconds(*unit, alone))
         parts["communication"] += share * costs.transfer_s(*unit, alone)
         parts["overhead"] += share * tick_s
@@ -226,7 +230,8 @@ def step_parts(table: Table, costs: CostModel, simulation: Simulation, step_s: f
             parts["head"] += share * compute_s
             continue
         parts["attention"] += share * (compute_s - without_scores_s)
-        parts["linear"] += share * (without_scores_s - rest_s)
+        parts["states"] += share * (without_scores_s - without_states_s)
+        parts["linear"] += share * (without_states_s - rest_s)
         parts["sums"] += share * rest_s
     uncopied = simulate(table, costs.of_chunks(table.chunk_lengths))
     parts["copies"] = simulation.step_s - uncopied.step_s

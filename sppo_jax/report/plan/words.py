@@ -16,6 +16,7 @@ from sppo_jax.units import format_bytes
 PART_NAMES = {
     "attention": "attention",
     "linear": "linear layers",
+    "states": "mixers with a state",
     "head": "head and loss",
     "communication": "communication",
     "sums": "gradient sums",

@@ -2,12 +2,16 @@
 
     python -m bench.recall                     configs/recall.yaml as it stands
     python -m bench.recall key=value ...       with other settings
-    options: --config configs/recall.yaml  --out bench/results  --picture docs/recall.svg
+    options: --config configs/recall.yaml  --out bench/results  --name recall_cpu  --picture docs/recall.svg
+
+    python -m bench.recall "model.layers=2x(delta,full)" model.num_layers=4 --name recall_hybrid_cpu \
+        --picture docs/recall_hybrid.svg    every second layer with the gated delta rule
 
 Both runs have the same program, model, data and optimizer. In the second a chunk keeps the dK and dV that its own
-queries give to its keys and values, and those of all later chunks are dropped: what a model gets that is trained chunk
-by chunk with a memory it does not differentiate. Its forward pass is whole, so it sees the facts; it cannot learn to
-write them down. Results go to --out as JSON and as a table, with date and hardware, and into the picture.
+queries give to its keys and values, and those of all later chunks are dropped, as is the cotangent of the state behind
+it: what a model gets that is trained chunk by chunk with a memory it does not differentiate. Its forward pass is whole,
+so it sees the facts; it cannot learn to write them down. Results go to --out as JSON and as a table, with date and
+hardware, and into the picture.
 """
 
 from __future__ import annotations
@@ -35,24 +39,28 @@ WHOLE, CUT = "whole", "cut at chunks"
 
 @contextmanager
 def prefix_gradient_cut() -> Iterator[None]:
-    """Drop, while the step is traced, what later chunks add to the gradients of a chunk's keys and values."""
+    """Drop, while the step is traced, what later chunks add to gradients of a chunk's keys, values and state."""
     import jax
     import jax.numpy as jnp
 
     from sppo_jax.attention import sequence
+    from sppo_jax.pipeline.mixing import StateUnit
 
-    true = sequence.take_gradient
+    true, cotangent = sequence.take_gradient, StateUnit.cotangent
 
     def take_and_forget(*args):
         # Chunks go backward last to first: what is in the buffers after a chunk's turn is for chunks before it.
         dk, dv, sums = true(*args)
         return dk, dv, jax.tree.map(jnp.zeros_like, sums)
 
-    sequence.take_gradient = take_and_forget
+    def forgotten(*args):
+        return jax.tree.map(jnp.zeros_like, cotangent(*args))
+
+    sequence.take_gradient, StateUnit.cotangent = take_and_forget, forgotten
     try:
         yield
     finally:
-        sequence.take_gradient = true
+        sequence.take_gradient, StateUnit.cotangent = true, cotangent
 
 
 def train(config: Config, *, cut: bool, show: bool = True) -> list[dict[str, Any]]:
@@ -121,22 +129,22 @@ def train(config: Config, *, cut: bool, show: bool = True) -> list[dict[str, Any
     return found
 
 
-def write_results(config: Config, runs: dict[str, list[dict[str, Any]]], out: Path, picture_path: Path) -> None:
-    """Write JSON, a table and the picture."""
+def write_results(config: Config, runs: dict[str, list[dict[str, Any]]], out: Path, name: str, drawn: Path) -> None:
+    """Write JSON and a table of this name, and the picture."""
     chance = 1 / config.data.recall.values
     machine = f"{os.cpu_count()} CPU cores ({platform.machine()}), Python {platform.python_version()}"
     report = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine, "chance": chance, **runs}
     out.mkdir(parents=True, exist_ok=True)
-    (out / "recall_cpu.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    (out / "recall_cpu.md").write_text(table(config, runs, report["date"], machine), encoding="utf-8")
-    write(picture_path, picture(report))
+    (out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (out / f"{name}.md").write_text(table(config, runs, report["date"], machine), encoding="utf-8")
+    write(drawn, picture(report))
 
 
 def picture(report: dict[str, Any]) -> list[Panel]:
     """Return a plot of the shares of right answers by step.
 
     Args:
-        report: what `recall_cpu.json` holds.
+        report: what the JSON holds.
     """
     runs, chance = {name: report[name] for name in (WHOLE, CUT)}, report["chance"]
     last = max(point["step"] for points in runs.values() for point in points)
@@ -177,13 +185,14 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("overrides", metavar="key=value", nargs="*")
     parser.add_argument("--config", default=ROOT / "configs" / "recall.yaml")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results")
+    parser.add_argument("--name", default="recall_cpu")
     parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "recall.svg")
     args = parser.parse_intermixed_args(words)
     config = load_config(args.config, args.overrides)
     simulate_devices(config.train.num_simulated_devices)
     runs = {name: train(config, cut=name == CUT) for name in (WHOLE, CUT)}
-    write_results(config, runs, args.out, args.picture)
-    print((args.out / "recall_cpu.md").read_text(encoding="utf-8"))
+    write_results(config, runs, args.out, args.name, args.picture)
+    print((args.out / f"{args.name}.md").read_text(encoding="utf-8"))
     return 0
 
 

@@ -4,10 +4,10 @@
 
 The blocks `papers`, `kernels` and `bubble` are predictions beside figures that others published. Of `clock` and `fit`
 the predicted columns are made again; the measured and compiled columns come from results/clock_cpu_2dev.json and
-results/fit.json, which `python -m bench.clock` and `python -m bench.fit` write. The pictures docs/recall.svg and
-docs/resume.svg show the stored results of `recall.py` and `resume.py`, docs/flexsp.svg what `groups.py` simulates,
-docs/records.svg compiled lengths beside published ones. Takes about half a minute. The pictures need matplotlib (extra
-`dev`).
+results/fit.json, which `python -m bench.clock` and `python -m bench.fit` write. The pictures docs/recall.svg,
+docs/recall_hybrid.svg and docs/resume.svg show the stored results of `recall.py` and `resume.py`, docs/flexsp.svg what
+`groups.py` simulates, docs/records.svg compiled lengths beside published ones. Takes about half a minute. The pictures
+need matplotlib (extra `dev`).
 """
 
 import json
@@ -80,6 +80,7 @@ def stored_pictures() -> Pictures:
     return {
         "docs/flexsp.svg": groups.pictured(),
         "docs/recall.svg": recall.picture(_stored("recall_cpu")),
+        "docs/recall_hybrid.svg": recall.picture(_stored("recall_hybrid_cpu")),
         "docs/records.svg": records_picture.picture(),
         "docs/resume.svg": resume.picture(_stored("resume")["pairs"]),
     }

@@ -210,6 +210,12 @@ def test_a_delta_rule_that_is_off_or_gives_no_number_fails():
     assert [row["ok"] for row in rows] == [True, False, False] and rows[1]["error"] == pytest.approx(1e-3, rel=1e-3)
 
 
+def test_the_guess_of_a_backward_is_four_forwards_and_counts_two():
+    forward, backward = (delta._guess(kind, times, 1e6, 512, 1e15) for kind, times in (("F", 1.0), ("B", 2.0)))
+    assert forward == pytest.approx({"guessed_s": 25.12e-6, "guessed_flops_s": 1e14, "guessed_step_s": 20e-6})
+    assert backward == pytest.approx({"guessed_s": 100.48e-6, "guessed_flops_s": 5e13, "guessed_step_s": 80e-6})
+
+
 def test_the_delta_rule_is_shown_beside_what_is_guessed(tmp_path):
     results = Results.begin(tmp_path / "r.json", H200)
     row = {"what": "run", "way": "forward", "seconds": 0.02, "flops_s": 3e12, "step_s": 4e-5}

@@ -55,7 +55,7 @@ def test_recall_is_learnt_through_gradients_of_later_chunks_alone(tmp_path, monk
     assert whole["accuracy"] > 0.95
     assert cut["accuracy"] < most_by_chance(config, cut["num_answers"])
     monkeypatch.setattr(figures, "draw", figures.digest)
-    recall.write_results(config, runs, tmp_path, tmp_path / "recall.svg")
+    recall.write_results(config, runs, tmp_path, "recall_cpu", tmp_path / "recall.svg")
     report = json.loads((tmp_path / "recall_cpu.json").read_text())
     assert report["chance"] == 1 / config.data.recall.values
     (panel,) = recall.picture(report)

@@ -12,7 +12,16 @@ from bench.blocks import read_block
 from sppo_jax.report.draw.chart import axis_ends
 
 ROOT = Path(__file__).parents[1]
-PICTURES = ("bubble.svg", "clock.svg", "flexsp.svg", "papers.svg", "recall.svg", "records.svg", "resume.svg")
+PICTURES = (
+    "bubble.svg",
+    "clock.svg",
+    "flexsp.svg",
+    "papers.svg",
+    "recall.svg",
+    "recall_hybrid.svg",
+    "records.svg",
+    "resume.svg",
+)
 PAGE = ROOT / "docs" / "figures.md"
 pytestmark = pytest.mark.xdist_group("validation")
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import struct
 import tracemalloc
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+from bad_inputs import run
 from flax import nnx
 from hf_folders import SMALL, write_folder, write_tokenizer
 from safetensors.numpy import load_file, save_file
@@ -45,6 +47,20 @@ def test_there_and_back_is_the_identity(converted, tmp_path, capsys):
     before, after = (json.loads((path / "config.json").read_text()) for path in (place / "hf", tmp_path / "back"))
     assert after == before | {"max_position_embeddings": 512}
     assert (tmp_path / "back" / "tokenizer.json").read_text() == (place / "hf" / "tokenizer.json").read_text()
+
+
+def test_a_folder_that_sees_is_converted_and_one_line_names_what_is_left_out(tmp_path, capfd):
+    hybrid = dict(layers="delta,full", qkv_bias=False, qk_norm=True, unit_norm=True, output_gate=True)
+    tensors = write_folder(tmp_path / "hf", **hybrid)
+    text = json.loads((tmp_path / "hf" / "config.json").read_text())
+    seeing = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text}
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(seeing | {"vision_config": {"depth": 1}}))
+    of_text = {re.sub("^model[.]", "model.language_model.", name): x for name, x in tensors.items()}
+    tower = {"model.visual.proj.weight": np.zeros((2, 3), np.float32), "mtp.norm.weight": np.zeros(3, np.float32)}
+    save_file(of_text | tower, tmp_path / "hf" / "model.safetensors")
+    code, _, warned, lines = run(["convert", "from-hf", str(tmp_path / "hf"), str(tmp_path / "out")], capfd)
+    assert (code, lines, len(warned)) == (0, [], 1)
+    assert "has mtp (1 tensors) and visual (1 tensors), left out here" in warned[0]
 
 
 def test_the_folder_holds_a_checkpoint_a_config_and_the_tokenizer(converted):

@@ -44,7 +44,9 @@ def test_bfloat16_of_layers_with_a_state_loses_no_more_than_in_the_dense_step():
         chunks=(16, 8), mesh=(1, 1, 2), schedule="breadth-first", interleave=2, weights="gathered", kv="rebuild"
     )
     plan |= dict(places=("host", "recompute", "recompute"), alpha=1.0)
-    case = Case(plan, dict(num_layers=4, layers="2x(delta,full)", unit_norm=True), dtype="bfloat16")
+    # Of 24 rates of decay, so that no leaf has fewer numbers than those that the bounds are for.
+    model = dict(num_layers=4, layers="2x(delta,full)", unit_norm=True, delta={"value_heads": 12, "key_heads": 4})
+    case = Case(plan, model, dtype="bfloat16")
     compare(case, seed=0, count=2, batches=packed_batches)
 
 

@@ -73,6 +73,16 @@ def test_a_stopped_run_goes_on_bit_for_bit(source, undisturbed, tmp_path):
     assert third.step == 10 and (tmp_path / "metrics.jsonl").read_bytes() == metrics
 
 
+@pytest.mark.slow
+def test_a_stopped_run_with_layers_that_have_a_state_goes_on_bit_for_bit(source, tmp_path):
+    config = make_config(source, **EVERY_STEP | {"model": {"layers": "2x(delta,full)"}})
+    run(config, tmp_path / "whole")
+    _, result = run(config, tmp_path / "stopped", at_batch(4, terminate))
+    assert result.stopped_by == "SIGTERM" and result.step < 7
+    run(config, tmp_path / "stopped")
+    assert losses_of(tmp_path / "stopped") == losses_of(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("saves", [pytest.param("async", marks=pytest.mark.slow), "blocking"])
 def test_steps_behind_the_last_checkpoint_are_done_again(source, undisturbed, tmp_path, saves):
     """As after a kill: metrics of steps 5 to 7 are there, and a torn line; the newest checkpoint is of step 4."""

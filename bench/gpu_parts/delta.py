@@ -20,7 +20,7 @@ from sppo_jax.mixers import delta
 from sppo_jax.mixers.delta import GatedDelta, Heads, Taps
 from sppo_jax.mixers.delta_work import BLOCK, Cut, cut_of
 from sppo_jax.mixers.mixer import Operands, Place
-from sppo_jax.predict.states import STATE_RATE, STATE_STEP_S, StateWork
+from sppo_jax.predict.states import STATE_STEP_TOKENS, StateWork
 from sppo_jax.profile.measure import Work, normal
 from sppo_jax.profile.timing import Timer
 
@@ -51,9 +51,7 @@ def programs(settings: dict, target: Target) -> Iterator[Program]:
     timer, name = _timer(settings, target), f"{settings['tokens']} tokens, {settings['spans']} spans"
     for way, work in _works(settings, target).items():
         context = functools.partial(_spans, settings["spans"])
-        with context():
-            function, arguments = timer.program(*work)
-        yield Program(f"{name}, {way}", function, arguments, context=context)
+        yield Program(f"{name}, {way}", *timer.program(*work), context=context)
 
 
 def run(settings: dict, device: str, emit: Emit) -> None:
@@ -62,7 +60,6 @@ def run(settings: dict, device: str, emit: Emit) -> None:
     mixer, heads = GatedDelta(settings["taps"] - 1), _operands(settings, target)
     flops = mixer.flops_per_token(jax.eval_shape(heads))
     steps = settings["tokens"] / (BLOCK * settings["spans"])
-    guess = StateWork(share=1.0, flops=flops, sent=0.0, sent_sums=0.0)
     for way, (make, turn) in _works(settings, target).items():
         kind, times = _WAYS[way]
         with _spans(settings["spans"]):
@@ -74,11 +71,22 @@ def run(settings: dict, device: str, emit: Emit) -> None:
                 "seconds": seconds,
                 "flops_s": times * flops * settings["tokens"] / seconds,
                 "step_s": seconds / steps,
-                "guessed_s": guess.token_s(kind, 1, target.device.matmul_flops_s) * settings["tokens"],
-                "guessed_flops_s": STATE_RATE * target.device.matmul_flops_s,
-                "guessed_step_s": STATE_STEP_S,
+                **_guess(kind, times, flops, settings["tokens"], target.device.matmul_flops_s),
             }
         )
+
+
+def _guess(kind: str, times: float, flops: float, tokens: int, matmul_flops_s: float) -> dict[str, float]:
+    """Return the planner's seconds, and the FLOP/s and the seconds of a step that they come from."""
+
+    def token_s(share: float, flops: float) -> float:
+        return StateWork(share=share, flops=flops, sent=0.0, sent_sums=0.0).token_s(kind, 1, matmul_flops_s)
+
+    return {
+        "guessed_s": token_s(1.0, flops) * tokens,
+        "guessed_flops_s": times * flops / token_s(0.0, flops),
+        "guessed_step_s": token_s(1.0, 0.0) * STATE_STEP_TOKENS,
+    }
 
 
 def _timer(settings: dict, target: Target) -> Timer:

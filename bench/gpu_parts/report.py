@@ -222,7 +222,7 @@ def _attention(results: Results) -> list[Row]:
 
 
 def _delta(results: Results) -> list[Row]:
-    """Show what was measured beside the planner's guess; a step is guessed for a forward alone."""
+    """Show what was measured beside the planner's guess."""
     return [
         {
             "run": f"{row['what']}, {row['way']}",

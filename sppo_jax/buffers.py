@@ -2,6 +2,8 @@
 
 Never `.at[].set`: on a host buffer it lowers to a scatter, which XLA does not place. JAX silently shifts
 slices that run over the end, so buffers are allocated one longest chunk longer than their contents.
+
+No index is negative. JAX would else compare each with 0, which was a third of all operations of a step.
 """
 
 import jax
@@ -23,13 +25,14 @@ def read(buffer: jax.Array, index: tuple, shape: tuple[int, ...]) -> jax.Array:
         shape: of the result; the buffer's leading dims beyond it are taken one deep and dropped.
     """
     sizes = (1,) * (buffer.ndim - len(shape)) + tuple(shape)
-    return lax.dynamic_slice(buffer, _offsets(buffer, index), sizes).reshape(shape)
+    offsets = _offsets(buffer, index)
+    return lax.dynamic_slice(buffer, offsets, sizes, allow_negative_indices=False).reshape(shape)
 
 
 def write(buffer: jax.Array, index: tuple, value: jax.Array) -> jax.Array:
     """Returns the buffer with `value` written at `index`; the compiler writes in place if it can."""
     value = value.astype(buffer.dtype).reshape((1,) * (buffer.ndim - value.ndim) + value.shape)
-    return lax.dynamic_update_slice(buffer, value, _offsets(buffer, index))
+    return lax.dynamic_update_slice(buffer, value, _offsets(buffer, index), allow_negative_indices=False)
 
 
 def add(buffer: jax.Array, index: tuple, value: jax.Array) -> jax.Array:
@@ -40,12 +43,14 @@ def add(buffer: jax.Array, index: tuple, value: jax.Array) -> jax.Array:
 
 def read_slot(buffer: jax.Array, slot: jax.Array) -> jax.Array:
     """Returns `buffer[slot]`; safe on a host buffer."""
-    return lax.dynamic_index_in_dim(buffer, jnp.asarray(slot, jnp.int32), 0, keepdims=False)
+    index = jnp.asarray(slot, jnp.int32)
+    return lax.dynamic_index_in_dim(buffer, index, 0, keepdims=False, allow_negative_indices=False)
 
 
 def write_slot(buffer: jax.Array, slot: jax.Array, value: jax.Array) -> jax.Array:
     """Returns the buffer with `buffer[slot] = value`; safe on a host buffer."""
-    return lax.dynamic_update_index_in_dim(buffer, value, jnp.asarray(slot, jnp.int32), 0)
+    index = jnp.asarray(slot, jnp.int32)
+    return lax.dynamic_update_index_in_dim(buffer, value, index, 0, allow_negative_indices=False)
 
 
 def after(x: jax.Array) -> jax.Array:

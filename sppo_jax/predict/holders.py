@@ -15,7 +15,7 @@ from sppo_jax.models.state_counts import device_bytes, state_counts
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.predict.experts import expert_work
 from sppo_jax.predict.fitted import NUMBERS, Numbers
-from sppo_jax.predict.period import key_value_elements, made_again_bytes
+from sppo_jax.predict.period import ends_in_windows, key_value_elements, made_again_bytes
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.stage_params import largest_matrix, stage_params_of, table_params
 from sppo_jax.predict.stash_bytes import StashBytes
@@ -261,6 +261,9 @@ def _prefixes(shape: MemoryShape, stash: StashPlan, held: Held) -> list[Holder]:
     kv = of_group * held.kv_prefixes * shape.compute_bytes
     sum_bytes = 2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes
     backward = BACKWARD | {"tables"} if held.heads_first else TICKS
+    if stash.inputs == "period" and ends_in_windows(shape):
+        # Those of whole prefixes come with the group before the last, so compiled; those of tails are few.
+        backward -= {"head", "turn"}
     found = [Holder("kv", kv, TICKS), Holder("kv_grad", of_group * held.grad_prefixes * sum_bytes, backward)]
     if states := state_bytes_of_group(shape):
         num_states = held.kv_prefixes + held.grad_prefixes

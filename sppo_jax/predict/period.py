@@ -105,6 +105,13 @@ def key_value_elements(shape: MemoryShape, prefix_tokens: int, chunk_tokens: int
     )
 
 
+def ends_in_windows(shape: MemoryShape) -> bool:
+    """Returns whether no layer of the last group has keys and values of the whole prefix."""
+    model, names = shape.model, shape.model.kind_names
+    last = names[(len(names) - 1) // shape.layers * shape.layers :]
+    return all(tail_keys(kind, shape) or state_counts(kind) for kind in map(model.of_kind, last))
+
+
 def made_again_bytes(shape: MemoryShape, tokens: int) -> int:
     """Returns the bytes of what a group that runs again makes: inputs, outputs and LSE of all its layers."""
     layer, size = layer_costs(shape.model), shape.compute_bytes

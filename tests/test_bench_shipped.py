@@ -22,7 +22,7 @@ STORED = {
 
 
 def test_every_config_for_gpus_is_there():
-    assert len(shipped.names()) == 15 and "quickstart" not in shipped.names()
+    assert len(shipped.names()) == 18 and "quickstart" not in shipped.names()
 
 
 def test_a_row_has_what_was_predicted_and_compiled():

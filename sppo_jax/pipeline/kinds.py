@@ -30,10 +30,12 @@ class At:
     Args:
         kind: its kind.
         before: how many layers of each kind come before it.
+        is_first: whether it surely runs before all others, so that what it works on comes from outside the group.
     """
 
     kind: str | None
     before: Mapping[str | None, Number] = field(default_factory=lambda: {None: 0})
+    is_first: bool = False
 
     def among(self, kinds: Sequence[str | None]) -> Number:
         """Returns the layer's number among those of some kinds."""
@@ -116,9 +118,10 @@ class _Walk:
 
     def at(self, kind: str | None, done: Mapping[str | None, Number]) -> At:
         """Returns the layer of a kind that comes after so many layers of each kind."""
+        is_first = all(isinstance(number, int) and not number for number in done.values())
         if self.totals is None:
-            return At(kind, done)
-        return At(kind, {k: self.totals[k] - (k == kind) - number for k, number in done.items()})
+            return At(kind, done, is_first)
+        return At(kind, {k: self.totals[k] - (k == kind) - number for k, number in done.items()}, is_first)
 
     def run(self, items: tuple, carry, done: Mapping[str | None, Number]):
         """Runs the layers of folded items, behind those that are done."""

@@ -136,10 +136,11 @@ class Stage:
         """Picks one layer's weights; `x` is what the layer works on.
 
         Layers of several kinds are no loop, and a compiler would pick the weights of all of them at once. So those with
-        experts are picked after `x` is there.
+        experts are picked after `x` is there. Of the first layer `x` may be a part of a buffer that is written before
+        the compiler would read it here: it would copy the buffer.
         """
         stack, number = self.layers.stacks[at.kind], self.layers.in_stack(at)
-        if self.layers.blocks[at.kind].chooses and len(set(self.layers.kinds)) > 1:
+        if self.layers.blocks[at.kind].chooses and len(set(self.layers.kinds)) > 1 and not at.is_first:
             number += buffers.after(x)
 
         def pick(x, like, slot):

@@ -407,7 +407,10 @@ def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
     if stage.layers.blocks[at.kind].has_state:
         dx, sums, early = _backward_state_layer(stage, unit, at, dy, saved, sums, splits.forward)
         return dx, sums, caches, early
-    weights, of_group = stage.layer_weights(unit, at, dy), stage.layers
+    behind = dy
+    if at.is_first and stage.runs_again:
+        at, behind = replace(at, is_first=False), saved["x"]  # the second forward made it just now
+    weights, of_group = stage.layer_weights(unit, at, behind), stage.layers
     number = of_group.cache_of(at.kind)
     cache, layer = caches[number], at.among(of_group.kv[number])
     window = of_group.windows[at.kind]

@@ -90,7 +90,9 @@ def run_layers(kinds: Sequence[str | None], body: Callable, carry, held=None, *,
         return (first, *rest), held
     ahead = order if held is None else order[:-1]
     if ahead:
-        carry = walk.run(_folded(ahead), carry, dict.fromkeys(order, 0))
+        # A layer by itself is no loop among others, so that it is known to be the first.
+        items = fold(ahead) if len(set(order)) > 1 else (Loop(len(ahead), ahead[:1]),)
+        carry = walk.run(items, carry, dict.fromkeys(order, 0))
     if held is not None:
         # The last layer's number goes through the barriers too, or its recomputation is hoisted before them.
         first, *rest = carry
@@ -99,10 +101,6 @@ def run_layers(kinds: Sequence[str | None], body: Callable, carry, held=None, *,
         done[order[-1]] = last if len(set(order)) == 1 else last - (len(ahead) - done.get(order[-1], 0))
         carry = body((first, *rest), walk.at(order[-1], done))
     return carry, held
-
-
-def _folded(kinds: tuple[str | None, ...]) -> tuple:
-    return (Loop(len(kinds), kinds[:1]),) if len(set(kinds)) == 1 else fold(kinds)
 
 
 class _Walk:

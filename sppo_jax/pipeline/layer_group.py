@@ -342,7 +342,8 @@ def _rerun_period(stage, unit, stash, caches, splits):
     """
     of_period, *filled = stash
     layers, slot = stage.layers, unit.stash_slot
-    x_TD = of_period.get(*filled, slot, WHOLE)["x"]
+    # Without the barrier it may be read late, out of a buffer that was written in between: XLA would copy that buffer.
+    x_TD = lax.optimization_barrier(of_period.get(*filled, slot, WHOLE)["x"])
     named = {kind: _made_again(stage, kind, x_TD, unit.positions_T) for kind in layers.blocks}
     layout = StashLayout(chunk_entries(StashClass(x_TD.shape[0]), named, [layers.kinds]), stage.num_layers, 0)
     unit = unit._replace(chunks=splits.forward_chunks)

@@ -106,10 +106,11 @@ def key_value_elements(shape: MemoryShape, prefix_tokens: int, chunk_tokens: int
 
 
 def ends_in_windows(shape: MemoryShape) -> bool:
-    """Returns whether no layer of the last group has keys and values of the whole prefix."""
+    """Returns whether some layers have keys and values of the whole prefix, but none of the last group."""
     model, names = shape.model, shape.model.kind_names
-    last = names[(len(names) - 1) // shape.layers * shape.layers :]
-    return all(tail_keys(kind, shape) or state_counts(kind) for kind in map(model.of_kind, last))
+    is_whole = [not tail_keys(kind, shape) and state_counts(kind) is None for kind in map(model.of_kind, names)]
+    last = (len(names) - 1) // shape.layers * shape.layers
+    return any(is_whole) and not any(is_whole[last:])
 
 
 def made_again_bytes(shape: MemoryShape, tokens: int) -> int:

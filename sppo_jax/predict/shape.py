@@ -43,7 +43,7 @@ class MemoryShape:
 
     @cached_property
     def _hash(self) -> int:
-        """A search looks up figures of a shape very often, and a model has many fields."""
+        """The hash, worked out once: a search looks up figures of a shape very often, and a model has many fields."""
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @property

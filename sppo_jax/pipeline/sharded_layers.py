@@ -63,11 +63,11 @@ class ShardedLayers:
         return jax.tree.map(lambda total, x: total.reshape(x.shape), totals, self.shards)
 
     def of_stacks(self: Some, group, change: Callable[[Some, Any, tuple], tuple], carried: tuple) -> tuple:
-        """Returns what `change(layers, row, carried)` makes of what a group has: of a stack that it lacks nothing.
+        """Returns `change(layers, row, carried)` of the stacks of which a group has layers; other stacks do not change.
 
         Args:
-            group: the group; it is the row where all groups have layers of each stack.
-            change: called once, or for each stack.
+            group: the group; its number is the row where all groups have layers of each stack.
+            change: called once for all stacks, or once for each if some groups lack layers of some stack.
             carried: trees like `shards`, and scalars, which go from stack to stack.
         """
         if not self.rows:

@@ -162,9 +162,9 @@ def quick_options() -> dict:
     return options
 
 
-def quick_jit(f):
-    """Returns `f` jitted so that it compiles soon and runs slowly."""
-    return jax.jit(f, compiler_options=quick_options())
+def quick_jit(f, **how):
+    """Returns `f` jitted, as `how` says besides, so that it compiles soon and runs slowly."""
+    return jax.jit(f, compiler_options=quick_options(), **how)
 
 
 def dense_step(model):

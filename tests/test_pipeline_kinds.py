@@ -45,7 +45,7 @@ def test_unlike_groups_of_one_stage_have_the_dense_loss_and_gradients(seed, requ
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", UNLIKE_SLOWLY)
 def test_more_unlike_groups_have_the_dense_loss_and_gradients(seed, request):
-    compare(draw_unlike_groups(seed), seed, count=2, request=request)
+    compare(draw_unlike_groups(seed), seed, count=2, request=request, places_results=seed == 23)
 
 
 @pytest.mark.parametrize("seed", [LONE_IN_CI, *[pytest.param(seed, marks=pytest.mark.slow) for seed in LONE_SLOWLY]])

@@ -6,7 +6,7 @@ import pytest
 from pallas_cases import draw_masks
 
 from sppo_jax.attention import intervals
-from sppo_jax.attention.intervals import EDGE, FULL, NONE, Intervals, field, find_steps, within_window
+from sppo_jax.attention.intervals import EDGE, FULL, NONE, Intervals, find_steps, read_field, within_window
 from sppo_jax.attention.spans import find_team_spans
 from sppo_jax.attention.tags import Tags, visible
 
@@ -56,7 +56,9 @@ def test_steps_visit_each_pair_of_blocks_that_is_needed_once(seed, num_lists, by
     kinds = np.where(blocks.all((2, 3)), FULL, np.where(blocks.any((2, 3)), EDGE, NONE))
     visited, written = np.zeros_like(kinds), [[] for _ in range(num_lists)]
     for core, table in enumerate(np.asarray(steps.table)[:, : int(steps.count)]):
-        words = {name: np.asarray(field(jnp.array(table), name)) for name in ("kind", "first", "last", "query", "key")}
+        words = {
+            name: np.asarray(read_field(jnp.array(table), name)) for name in ("kind", "first", "last", "query", "key")
+        }
         assert (words["kind"] != NONE).sum() == steps.active[core]
         for kind, query, key in zip(words["kind"], words["query"], words["key"], strict=True):
             if kind != NONE:

@@ -9,7 +9,7 @@ from pallas_cases import GRAD_SLOT, PLACE, Case, draw_case, plain_backward, plai
 
 from sppo_jax.attention.intervals import Intervals
 from sppo_jax.attention.pallas_backward import Rows, backward, backward_steps
-from sppo_jax.attention.pallas_blocks import Blocks, choose_blocks
+from sppo_jax.attention.pallas_blocks import Blocks, Target, choose_blocks
 from sppo_jax.attention.pallas_forward import State, forward, forward_steps
 from sppo_jax.hardware.tpu_chips import TPU_CHIPS, chip_of
 
@@ -133,13 +133,24 @@ def test_more_cases_make_no_race(num_cores, sizes):
     check_races(num_cores, sizes)
 
 
-def test_blocks_divide_the_chunk_and_hold_so_many_rows():
-    chip = TPU_CHIPS["v5p"]
-    assert choose_blocks(chip, 4, 2, 8192, 65536) == Blocks(1024, 512, 1024, 2, 56 * 2**20)
-    assert choose_blocks(chip, 4, 4, 8192, 65536) == Blocks(512, 256, 512, 2, 56 * 2**20)
-    assert choose_blocks(chip, 7, 2, 4096, 36864) == Blocks(512, 512, 512, 2, 56 * 2**20)
-    assert choose_blocks(chip, 1, 2, 384, 1152) == Blocks(128, 128, 128, 2, 56 * 2**20)
-    assert choose_blocks(chip, 64, 2, 4096, 4096).queries == 128
+@pytest.mark.parametrize(
+    "num_groups,itemsize,tokens,want",
+    [
+        (4, 2, (8192, 65536), (1024, 512, 1024)),
+        (4, 4, (8192, 65536), (512, 256, 512)),
+        (7, 2, (4096, 36864), (512, 512, 512)),
+        (1, 2, (384, 1152), (128, 128, 128)),
+        (64, 2, (4096, 4096), (128, 512, 128)),
+    ],
+)
+def test_blocks_divide_the_chunk_and_hold_so_many_rows(num_groups, itemsize, tokens, want):
+    found = choose_blocks(Target(TPU_CHIPS["v5p"], num_groups, itemsize), *tokens)
+    assert found == Blocks(*want, cores=2, vmem_bytes=56 * 2**20)
+
+
+def test_queries_that_blocks_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match="multiples of 128 queries and keys on a ring member, got 200 queries and"):
+        choose_blocks(Target(TPU_CHIPS["v5p"], 1, 2), 200, 1024)
 
 
 def test_a_chip_without_the_kernel_is_named():

@@ -6,11 +6,13 @@ keys. A kernel then needs no tags: a key is visible if lo <= its index < hi.
 Letters: T queries, S keys, P cores of a device, N steps; a step is a block of queries and a block of keys.
 """
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from sppo_jax.attention.pallas_blocks import Blocks
 from sppo_jax.attention.spans import Spans
 
 NONE, EDGE, FULL = 0, 1, 2  # kinds of a step: nothing is visible, some pairs are, all are
@@ -38,6 +40,21 @@ class Steps(NamedTuple):
     table: jax.Array
     count: jax.Array
     active: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Meets:
+    """Where a chunk's queries and one member's keys meet: what the kernel gets in place of a mask."""
+
+    intervals: Intervals
+    forward: Steps
+    backward: Steps
+    blocks: Blocks = field(metadata={"static": True})
+
+    def take(self, index) -> "Meets":
+        """Picks one row of stacked ones."""
+        return jax.tree.map(lambda x: x[index], self)
 
 
 def from_spans(spans: Spans, num_queries: int) -> Intervals:
@@ -83,7 +100,7 @@ def within_window(intervals: Intervals, start, window: int, members: tuple = (0,
     return Intervals(jnp.maximum(intervals.lo, first), intervals.hi)
 
 
-def field(word: jax.Array, name: str) -> jax.Array:
+def read_field(word: jax.Array, name: str) -> jax.Array:
     """Reads a field of a packed step: `kind`, `first` or `last` step of its query block, `query` or `key` block."""
     shift, mask = _BITS[name]
     return (jax.lax.shift_right_logical(word, jnp.int32(shift)) if shift else word) & mask

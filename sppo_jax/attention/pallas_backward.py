@@ -16,7 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from sppo_jax.attention.intervals import EDGE, FULL, NONE, Intervals, Steps, field, find_steps
+from sppo_jax.attention.intervals import EDGE, FULL, NONE, Intervals, Steps, find_steps, read_field
 from sppo_jax.attention.pallas_blocks import Blocks
 from sppo_jax.attention.pallas_forward import LOG2E, NN, NT, TN, dot, estimate_cost
 
@@ -70,7 +70,7 @@ def backward(
     lse2 = jnp.where(rows.lse_KGT == -jnp.inf, jnp.inf, rows.lse_KGT * LOG2E)
 
     def query_at(core, head, n, where, active, table):
-        return head, 0, field(table[core, n], "query"), 0
+        return head, 0, read_field(table[core, n], "query"), 0
 
     def row_at(*place):
         return query_at(*place)[:3]
@@ -79,10 +79,10 @@ def backward(
         return core, *query_at(core, *place)
 
     def token_at(core, head, n, where, active, table):
-        return 0, field(table[core, n], "query")
+        return 0, read_field(table[core, n], "query")
 
     def key_at(core, head, n, where, active, table):
-        return (*(where[num_grads + x] for x in range(num_x)), head, field(table[core, n], "key"), 0)
+        return (*(where[num_grads + x] for x in range(num_x)), head, read_field(table[core, n], "key"), 0)
 
     key_spec = pl.BlockSpec((*(None,) * (num_x + 1), blocks.keys, head_dim), key_at)
     query_spec = pl.BlockSpec((None, num_groups, blocks.queries, head_dim), query_at)
@@ -152,21 +152,21 @@ def _kernel(
 ):
     core, head, n = (pl.program_id(dim) for dim in range(3))
     word, last_step = table[core, n], pl.num_programs(2) - 1
-    kind, key = field(word, "kind"), field(word, "key")
+    kind, key = read_field(word, "kind"), read_field(word, "key")
     num_groups, num_queries, head_dim = q_ref.shape
     num_keys, size = k_ref.shape[0], blocks.rows
     parts, scale = num_queries // size, head_dim**-0.5
     own = tuple(where[x] for x in range(num_grads))
     copies = _Copies((dk_hbm, dv_hbm), (*own, head), held, flags, (reads, writes))
 
-    before = field(table[core, jnp.maximum(n - 1, 0)], "key")
-    after = field(table[core, jnp.minimum(n + 1, last_step)], "key")
+    before = read_field(table[core, jnp.maximum(n - 1, 0)], "key")
+    after = read_field(table[core, jnp.minimum(n + 1, last_step)], "key")
     is_working = active[core] > 0
     begins, ends = is_working & ((n == 0) | (before != key)), is_working & ((n == last_step) | (after != key))
 
     pl.when(n == 0)(lambda: copies.begin(key, is_working))
 
-    @pl.when(field(word, "first") == 1)
+    @pl.when(read_field(word, "first") == 1)
     def _():
         dq_ref[...] = before_ref[...]
 

@@ -25,6 +25,7 @@ class Blocks:
         rows: queries of one product within a step; divide `queries`.
         cores: of a device.
         vmem_bytes: limit of the memory for blocks.
+        is_interpreted: whether a CPU runs the kernel.
     """
 
     queries: int
@@ -32,21 +33,44 @@ class Blocks:
     rows: int
     cores: int
     vmem_bytes: int
+    is_interpreted: bool = False
 
 
-def choose_blocks(chip: TpuChip, num_groups: int, itemsize: int, num_queries: int, num_keys: int) -> Blocks:
-    """Chooses the blocks of a chunk.
+@dataclass(frozen=True)
+class Target:
+    """What the kernel is compiled for.
 
     Args:
         chip: that computes.
         num_groups: G, the most of any layer.
         itemsize: bytes of an element of queries and keys.
-        num_queries, num_keys: T and S, multiples of 128.
     """
-    wide = max(1, itemsize // 2)  # elements of 4 bytes take twice the memory
-    queries = _largest_part(num_queries, _ROWS // wide // num_groups)
+
+    chip: TpuChip
+    num_groups: int
+    itemsize: int
+
+
+def choose_blocks(target: Target, num_queries: int, num_keys: int) -> Blocks:
+    """Chooses the blocks of a chunk.
+
+    Args:
+        target: what the kernel is compiled for.
+        num_queries, num_keys: T and S.
+
+    Raises:
+        ValueError: T or S is not a multiple of 128.
+    """
+    if num_queries % LANES or num_keys % LANES:
+        raise ValueError(
+            f"model.kernel=pallas must get multiples of {LANES} queries and keys on a ring member, got {num_queries} "
+            f"queries and {num_keys} keys; change the chunks, or use model.kernel=blockwise"
+        )
+    chip, wide = target.chip, max(1, target.itemsize // 2)  # elements of 4 bytes take twice the memory
+    queries = _largest_part(num_queries, _ROWS // wide // target.num_groups)
     keys = _largest_part(num_keys, _KEYS // wide)
-    return Blocks(queries, keys, min(queries, _MOST_OF_PRODUCT // wide), chip.cores, chip.vmem_bytes)
+    rows = min(queries, _MOST_OF_PRODUCT // wide)
+    return Blocks(queries, keys, rows, chip.cores, chip.vmem_bytes, chip.name == "cpu")
 
 
 def _largest_part(size: int, most: int) -> int:

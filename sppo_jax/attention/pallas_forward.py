@@ -19,7 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from sppo_jax.attention.intervals import EDGE, FULL, Intervals, Steps, field, find_steps
+from sppo_jax.attention.intervals import EDGE, FULL, Intervals, Steps, find_steps, read_field
 from sppo_jax.attention.pallas_blocks import LANES, Blocks
 
 LOG2E = math.log2(math.e)
@@ -75,17 +75,17 @@ def forward(
 
     def query_at(core, head, n, where, table):
         head, word = place(core, head, n, table)
-        return head, 0, field(word, "query"), 0
+        return head, 0, read_field(word, "query"), 0
 
     def row_at(core, head, n, where, table):
         return query_at(core, head, n, where, table)[:3]
 
     def token_at(core, head, n, where, table):
-        return 0, field(place(core, head, n, table)[1], "query")
+        return 0, read_field(place(core, head, n, table)[1], "query")
 
     def key_at(core, head, n, where, table):
         head, word = place(core, head, n, table)
-        return (*(where[x] for x in range(num_x)), head, field(word, "key"), 0)
+        return (*(where[x] for x in range(num_x)), head, read_field(word, "key"), 0)
 
     key_spec = pl.BlockSpec((*(None,) * (num_x + 1), blocks.keys, head_dim), key_at)
     query_spec = pl.BlockSpec((None, num_groups, blocks.queries, head_dim), query_at)
@@ -151,12 +151,12 @@ def _kernel(where, table, q_ref, k_ref, v_ref, lo_ref, hi_ref, *refs, blocks: Bl
     del where
     *before_refs, out_ref, lse_ref, top, total, acc = refs
     word = table[0 if shares_heads else pl.program_id(0), pl.program_id(2)]
-    kind = field(word, "kind")
+    kind = read_field(word, "kind")
     num_groups, num_queries, head_dim = q_ref.shape
     num_keys, size = k_ref.shape[0], blocks.rows
     parts = num_queries // size
 
-    @pl.when(field(word, "first") == 1)
+    @pl.when(read_field(word, "first") == 1)
     def _():
         if before_refs:
             _resume(*before_refs, top, total, acc)
@@ -171,7 +171,7 @@ def _kernel(where, table, q_ref, k_ref, v_ref, lo_ref, hi_ref, *refs, blocks: Bl
         s = dot(q_ref[group, of_head, :], k_ref[...], NT) * (head_dim**-0.5 * LOG2E)
         if is_masked:
             lo, hi = (_wide(_columns(x[:, of_head]), num_keys) for x in (lo_ref, hi_ref))
-            index = field(word, "key") * num_keys + lax.broadcasted_iota(jnp.int32, s.shape, 1)
+            index = read_field(word, "key") * num_keys + lax.broadcasted_iota(jnp.int32, s.shape, 1)
             s = jnp.where((index >= lo) & (index < hi), s, _MASKED)
         before = top[at]
         now = jnp.maximum(before, jnp.max(s, axis=1, keepdims=True))
@@ -187,7 +187,7 @@ def _kernel(where, table, q_ref, k_ref, v_ref, lo_ref, hi_ref, *refs, blocks: Bl
 
     pl.when(kind == FULL)(partial(add_all, False))
     pl.when(kind == EDGE)(partial(add_all, True))
-    pl.when(field(word, "last") == 1)(lambda: _finish(out_ref, lse_ref, top, total, acc))
+    pl.when(read_field(word, "last") == 1)(lambda: _finish(out_ref, lse_ref, top, total, acc))
 
 
 def _resume(out_ref, lse_ref, top, total, acc):

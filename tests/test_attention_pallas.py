@@ -8,9 +8,10 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_cases import GRAD_SLOT, PLACE, Case, draw_case, plain_backward, plain_forward
 
 from sppo_jax.attention.intervals import Intervals
-from sppo_jax.attention.pallas_backward import Rows, backward, backward_steps
+from sppo_jax.attention.pallas import with_blocks
+from sppo_jax.attention.pallas_backward import Rows, backward
 from sppo_jax.attention.pallas_blocks import Blocks, Target, choose_blocks
-from sppo_jax.attention.pallas_forward import State, forward, forward_steps
+from sppo_jax.attention.pallas_forward import State, forward
 from sppo_jax.hardware.tpu_chips import TPU_CHIPS, chip_of
 
 NUM_KEYS = 1024
@@ -31,18 +32,18 @@ def of_shape(sizes) -> Blocks:
 
 def run_forward(case: Case, blocks, intervals, state=None, interpret=True) -> State:
     def on_device(q, k, v, slot, intervals, state):
-        steps = forward_steps(intervals, k.shape[-2], blocks)
-        return forward(q, (k, v, (slot, PLACE[1])), intervals, steps, blocks, state, interpret=interpret)
+        meets = with_blocks(intervals, k.shape[-2], blocks)
+        return forward(q, (k, v, (slot, PLACE[1])), meets, state, interpret=interpret)
 
     return jax.jit(on_device)(case.q, case.k, case.v, PLACE[0], intervals, state)
 
 
 def run_backward(case: Case, blocks, interpret=True):
     def on_device(q, k, v, slot, intervals, rows, dk, dv):
-        steps = backward_steps(intervals, k.shape[-2], blocks)
+        meets = with_blocks(intervals, k.shape[-2], blocks)
         sums = jnp.zeros((blocks.cores, *q.shape), jnp.float32), dk, dv
         keys, grads_at = (k, v, (slot, PLACE[1])), (GRAD_SLOT, PLACE[1])
-        return backward(q, keys, intervals, steps, blocks, rows, sums, grads_at, interpret=interpret)
+        return backward(q, keys, meets, rows, sums, grads_at, interpret=interpret)
 
     rows = Rows(case.dout, case.lse, case.delta)
     return jax.jit(on_device)(case.q, case.k, case.v, PLACE[0], case.intervals, rows, case.dk, case.dv)

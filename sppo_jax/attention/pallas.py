@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from sppo_jax.attention.intervals import Intervals, Meets
 from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
 from sppo_jax.attention.pallas_backward import Rows, backward, backward_steps
-from sppo_jax.attention.pallas_blocks import Target, choose_blocks
+from sppo_jax.attention.pallas_blocks import Blocks, Target, choose_blocks
 from sppo_jax.attention.pallas_forward import State, forward, forward_steps
 
 
@@ -26,7 +26,11 @@ def find_meets(intervals: Intervals, num_keys: int, target: Target) -> Meets:
     Raises:
         ValueError: the kernel does not take so many queries or keys.
     """
-    blocks = choose_blocks(target, intervals.lo.shape[0], num_keys)
+    return with_blocks(intervals, num_keys, choose_blocks(target, intervals.lo.shape[0], num_keys))
+
+
+def with_blocks(intervals: Intervals, num_keys: int, blocks: Blocks) -> Meets:
+    """Lists the steps of both kernels for blocks of given sizes, which divide the queries and the keys."""
     steps = (list_steps(intervals, num_keys, blocks) for list_steps in (forward_steps, backward_steps))
     return Meets(intervals, *steps, blocks)
 
@@ -47,8 +51,7 @@ class PallasKernel:
     def attend(self, q: jax.Array, prefix: Prefix, mask: Mask, state: State | None = None) -> State:
         """See `kernels.Kernel`."""
         meets, keys = mask.meets, (prefix.k, prefix.v, prefix.index)
-        interpret = meets.blocks.is_interpreted
-        return forward(q, keys, meets.intervals, meets.forward, meets.blocks, state, interpret=interpret)
+        return forward(q, keys, meets, state, interpret=meets.blocks.is_interpreted)
 
     def result(self, state: State) -> tuple[jax.Array, jax.Array]:
         """See `kernels.Kernel`."""
@@ -75,8 +78,8 @@ class PallasKernel:
         """See `kernels.Kernel`."""
         meets, keys = mask.meets, (prefix.k, prefix.v, prefix.index)
         sums = self.no_gradient(q, meets) if dq is None else dq, *gradients
-        how = dict(grads_at=prefix.grads_at, interpret=meets.blocks.is_interpreted)
-        dq, *sums = backward(q, keys, meets.intervals, meets.backward, meets.blocks, rows, sums, **how)
+        interpret = meets.blocks.is_interpreted
+        dq, *sums = backward(q, keys, meets, rows, sums, prefix.grads_at, interpret=interpret)
         return dq, Gradients(*sums)
 
     def gradient(self, dq: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from sppo_jax.attention.intervals import EDGE, FULL, NONE, Intervals, Steps, find_steps, read_field
+from sppo_jax.attention.intervals import EDGE, FULL, NONE, Intervals, Meets, Steps, find_steps, read_field
 from sppo_jax.attention.pallas_blocks import Blocks
 from sppo_jax.attention.pallas_forward import LOG2E, NN, NT, TN, dot, estimate_cost
 
@@ -39,9 +39,7 @@ def backward_steps(intervals: Intervals, num_keys: int, blocks: Blocks) -> Steps
 def backward(
     q_KGTH: jax.Array,
     keys: tuple[jax.Array, jax.Array, tuple],
-    intervals: Intervals,
-    steps: Steps,
-    blocks: Blocks,
+    meets: Meets,
     rows: Rows,
     sums: tuple[jax.Array, jax.Array, jax.Array],
     grads_at: tuple,
@@ -51,8 +49,7 @@ def backward(
     """Differentiates `forward` with the global LSE and delta, and adds to dQ, dK and dV in place.
 
     Args:
-        q_KGTH, keys, intervals, blocks, interpret: as given to `forward`.
-        steps: from `backward_steps`.
+        q_KGTH, keys, meets, interpret: as given to `forward`.
         rows: of the queries.
         sums: dQ of other keys [P, K, G, T, H] in float32, whose sum over P times H^-0.5 is the gradient; buffers of dK
             and of dV [X..., K, S, H], in float32 or a lower dtype.
@@ -63,6 +60,7 @@ def backward(
     """
     k, v, index = keys
     dq, dk, dv = sums
+    steps, blocks = meets.backward, meets.blocks
     num_kv_heads, num_groups, _, head_dim = q_KGTH.shape
     num_x, num_grads = len(index), len(grads_at)
     where = jnp.stack([jnp.asarray(x, jnp.int32) for x in (*grads_at, *index, 0)])
@@ -119,37 +117,13 @@ def backward(
         interpret=interpret,
     )(
         *(where, steps.active, steps.table, q_KGTH, rows.dout_KGTH, lse2, rows.delta_KGT),
-        *(*(x[None] for x in intervals), k, v, dq, dk, dv),
+        *(*(x[None] for x in meets.intervals), k, v, dq, dk, dv),
     )
 
 
-def _kernel(
-    where,
-    active,
-    table,
-    q_ref,
-    dout_ref,
-    lse_ref,
-    delta_ref,
-    lo_ref,
-    hi_ref,
-    k_ref,
-    v_ref,
-    before_ref,
-    _dk,
-    _dv,
-    dq_ref,
-    dk_hbm,
-    dv_hbm,
-    held,
-    more,
-    flags,
-    reads,
-    writes,
-    *,
-    blocks: Blocks,
-    num_grads: int,
-):
+def _kernel(where, active, table, *refs, blocks: Blocks, num_grads: int):
+    q_ref, dout_ref, lse_ref, delta_ref, lo_ref, hi_ref, k_ref, v_ref, before_ref, _, _, *refs = refs
+    dq_ref, dk_hbm, dv_hbm, held, more, flags, reads, writes = refs
     core, head, n = (pl.program_id(dim) for dim in range(3))
     word, last_step = table[core, n], pl.num_programs(2) - 1
     kind, key = read_field(word, "kind"), read_field(word, "key")

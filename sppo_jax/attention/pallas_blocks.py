@@ -5,9 +5,10 @@ Letters: T queries, S keys, G query heads of a key-value head.
 
 from dataclasses import dataclass
 
-from sppo_jax.hardware.tpu_chips import TpuChip
+from sppo_jax.hardware.tpu_chips import TpuChip, chip_of
+from sppo_jax.rules import KERNEL_TILE
 
-LANES = 128
+LANES = KERNEL_TILE
 # Rows of queries (heads times tokens) that share a block of keys. A backward moves dK and dV once for all of them: with
 # so many, the products take longer than these moves on every chip.
 _ROWS = 4096
@@ -51,6 +52,20 @@ class Target:
     itemsize: int
 
 
+def target_of(kind: str, num_groups: int, itemsize: int) -> Target:
+    """Returns what the kernel is compiled for on a device, by jax's name of its kind.
+
+    Raises:
+        ValueError: the kernel takes neither the device nor elements of so many bytes.
+    """
+    if itemsize not in (2, 4):
+        raise ValueError(
+            f"model.kernel=pallas must have model.compute_dtype bfloat16 or float32, got {itemsize} bytes an element; "
+            "use model.kernel=blockwise"
+        )
+    return Target(chip_of(kind), num_groups, itemsize)
+
+
 def choose_blocks(target: Target, num_queries: int, num_keys: int) -> Blocks:
     """Chooses the blocks of a chunk.
 
@@ -70,7 +85,7 @@ def choose_blocks(target: Target, num_queries: int, num_keys: int) -> Blocks:
     queries = _largest_part(num_queries, _ROWS // wide // target.num_groups)
     keys = _largest_part(num_keys, _KEYS // wide)
     rows = min(queries, _MOST_OF_PRODUCT // wide)
-    return Blocks(queries, keys, rows, chip.cores, chip.vmem_bytes, chip.name == "cpu")
+    return Blocks(queries, keys, rows, chip.cores, chip.vmem_bytes, chip.is_interpreter)
 
 
 def _largest_part(size: int, most: int) -> int:

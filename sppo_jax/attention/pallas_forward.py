@@ -19,7 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from sppo_jax.attention.intervals import EDGE, FULL, Intervals, Steps, find_steps, read_field
+from sppo_jax.attention.intervals import EDGE, FULL, Intervals, Meets, Steps, find_steps, read_field
 from sppo_jax.attention.pallas_blocks import LANES, Blocks
 
 LOG2E = math.log2(math.e)
@@ -45,9 +45,7 @@ def forward_steps(intervals: Intervals, num_keys: int, blocks: Blocks) -> Steps:
 def forward(
     q_KGTH: jax.Array,
     keys: tuple[jax.Array, jax.Array, tuple],
-    intervals: Intervals,
-    steps: Steps,
-    blocks: Blocks,
+    meets: Meets,
     state: State | None = None,
     *,
     interpret=False,
@@ -55,15 +53,14 @@ def forward(
     """Attends to a prefix.
 
     Args:
-        q_KGTH: queries; `blocks.queries` divides T.
-        keys: buffers of keys and of values [X..., K, S, H], and the sequence's index in X; `blocks.keys` divides S.
-        intervals: of the queries.
-        steps: from `forward_steps`.
-        blocks: sizes.
+        q_KGTH: queries.
+        keys: buffers of keys and of values [X..., K, S, H], and the sequence's index in X.
+        meets: where they meet; the blocks divide T and S.
         state: the result over other keys, which these are added to, in place; None for no other keys.
         interpret: whether to interpret the kernel, and how; see `pallas_call`.
     """
     k, v, index = keys
+    steps, blocks = meets.forward, meets.blocks
     num_kv_heads, num_groups, _, head_dim = q_KGTH.shape
     num_x, (cores, heads) = len(index), _deal(steps, blocks, num_kv_heads)
     where = jnp.stack([jnp.asarray(x, jnp.int32) for x in (*index, 0)])
@@ -116,7 +113,7 @@ def forward(
         cost_estimate=estimate_cost(q_KGTH, k, blocks, num_products=2, num_moves=2),
         name="prefix_attention_forward",
         interpret=interpret,
-    )(where, steps.table, q_KGTH, k, v, *(x[None] for x in intervals), *given)
+    )(where, steps.table, q_KGTH, k, v, *(x[None] for x in meets.intervals), *given)
     return State(out, lse)
 
 
@@ -147,9 +144,8 @@ def _deal(steps: Steps, blocks: Blocks, num_kv_heads: int) -> tuple[int, int]:
     return num_lists, num_kv_heads
 
 
-def _kernel(where, table, q_ref, k_ref, v_ref, lo_ref, hi_ref, *refs, blocks: Blocks, shares_heads: bool):
-    del where
-    *before_refs, out_ref, lse_ref, top, total, acc = refs
+def _kernel(_, table, *refs, blocks: Blocks, shares_heads: bool):
+    q_ref, k_ref, v_ref, lo_ref, hi_ref, *before_refs, out_ref, lse_ref, top, total, acc = refs
     word = table[0 if shares_heads else pl.program_id(0), pl.program_id(2)]
     kind = read_field(word, "kind")
     num_groups, num_queries, head_dim = q_ref.shape

@@ -24,6 +24,11 @@ class TpuChip:
     cores: int
     vmem_bytes: int
 
+    @property
+    def is_interpreter(self) -> bool:
+        """Whether it is no chip: a CPU runs the kernel."""
+        return self.kind == "cpu"
+
 
 TPU_CHIPS = {
     chip.name: chip

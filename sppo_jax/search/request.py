@@ -8,9 +8,10 @@ from typing import NamedTuple
 from sppo_jax import hardware
 from sppo_jax.config import Config, ModelConfig
 from sppo_jax.hardware import DEVICES, Cluster, Device, installed_spare, local_cluster, make_cluster, parse_cluster
+from sppo_jax.hardware.tpu_chips import TPU_CHIPS
 from sppo_jax.paths import local_path
-from sppo_jax.plan.parts import cudnn_takes
-from sppo_jax.rules import BREADTH_FIRST, Facts
+from sppo_jax.plan.parts import cudnn_takes, pallas_takes
+from sppo_jax.rules import BREADTH_FIRST, KERNEL_TILE, Facts
 from sppo_jax.rules import check as check_rules
 from sppo_jax.schedule.check import check
 from sppo_jax.schedule.csv_format import from_csv
@@ -61,6 +62,12 @@ class Request:
     kernel: str
     table: tuple[Table, str] | None
     way: Way
+
+    @property
+    def tile(self) -> int:
+        """The tokens of which a device's part of each chunk is a multiple."""
+        tile = self.cluster.device.tile
+        return math.lcm(tile, KERNEL_TILE) if self.kernel == "pallas" else tile
 
     @property
     def allows_breadth_first(self) -> bool:
@@ -185,9 +192,17 @@ def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int, window
     if window:
         check_rules(Facts(window=window, groups="flex", kernel=None if model.kernel == "auto" else model.kernel))
         return "blockwise"
-    head_dim = max((kind.head_dim for kind in model.attention_kinds or [model]), key=lambda x: (x % 8 > 0, x))
-    possible = cudnn_takes(compute_bytes, head_dim, device.fused_head_dim)
-    if model.kernel == "cudnn" and not (possible and device.platform == "gpu"):
+    sizes = [kind.head_dim for kind in model.attention_kinds or [model]]
+    head_dim = max(sizes, key=lambda x: (x % 8 > 0, x))
+    is_taken = cudnn_takes(compute_bytes, head_dim, device.fused_head_dim)
+    possible = {"blockwise": True, "cudnn": is_taken, "pallas": all(pallas_takes(compute_bytes, x) for x in sizes)}
+    if model.kernel == "pallas" and not (possible["pallas"] and device.name in TPU_CHIPS):
+        raise ValueError(
+            "model.kernel=pallas must have a TPU of v5p or later, bfloat16 or float32, and a model.head_dim from 64 to "
+            f"256 that is a multiple of 8, got {device.name}, {compute_bytes} bytes an element and model.head_dim="
+            f"{', '.join(map(str, dict.fromkeys(sizes)))}; use model.kernel=blockwise"
+        )
+    if model.kernel == "cudnn" and not (is_taken and device.platform == "gpu"):
         raise ValueError(
             f"model.kernel=cudnn must have a GPU, bfloat16, and a model.head_dim up to {device.fused_head_dim} that is "
             f"a multiple of 8, got {device.name}, {compute_bytes} bytes an element and model.head_dim={head_dim}; use "
@@ -195,7 +210,7 @@ def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int, window
         )
     if model.kernel != "auto":
         return model.kernel
-    return device.kernel if possible else "blockwise"
+    return device.kernel if possible[device.kernel] else "blockwise"
 
 
 def _check_enough(config: Config, cluster: Cluster) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "tpu_kernel.json"
 # A small topology of each chip.
-TOPOLOGIES = {"v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
+TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 KERNELS = ("forward", "backward")
 MIB = 2**20
 HEAD = """\
@@ -125,9 +125,10 @@ def _compile(case: Case):
     from jax.sharding import SingleDeviceSharding
 
     from sppo_jax.attention.intervals import Intervals
-    from sppo_jax.attention.pallas_backward import Rows, backward, backward_steps
+    from sppo_jax.attention.pallas import with_blocks
+    from sppo_jax.attention.pallas_backward import Rows, backward
     from sppo_jax.attention.pallas_blocks import Target, choose_blocks
-    from sppo_jax.attention.pallas_forward import State, forward, forward_steps
+    from sppo_jax.attention.pallas_forward import State, forward
     from sppo_jax.hardware.tpu_chips import TPU_CHIPS
 
     device = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGIES[case.chip]).devices[0]
@@ -141,12 +142,10 @@ def _compile(case: Case):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=SingleDeviceSharding(device))
 
     def run_forward(q, k, v, at, interval, state):
-        steps = forward_steps(Intervals(*interval), num_keys, blocks)
-        return forward(q, (k, v, at), Intervals(*interval), steps, blocks, state)
+        return forward(q, (k, v, at), with_blocks(Intervals(*interval), num_keys, blocks), state)
 
     def run_backward(q, k, v, at, interval, rows, sums):
-        steps = backward_steps(Intervals(*interval), num_keys, blocks)
-        return backward(q, (k, v, at), Intervals(*interval), steps, blocks, rows, sums, at)
+        return backward(q, (k, v, at), with_blocks(Intervals(*interval), num_keys, blocks), rows, sums, at)
 
     q = array((*rows, head_dim), dtype)
     integers = [(array(shape, jnp.int32),) * 2 for shape in ((), (num_queries,))]

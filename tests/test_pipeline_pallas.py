@@ -43,7 +43,7 @@ def test_a_cpu_says_that_it_interprets_the_kernel():
         value_and_grad(small_plan((128,), kernel="pallas"), small_model(dtype="float32", **MODEL))
 
 
-def test_float64_and_gpus_are_refused():
+def test_float64_and_gpus_are_refused(x64):
     with pytest.raises(
         ValueError, match="must have model.compute_dtype bfloat16 or float32, got 8 bytes an element; use"
     ):

@@ -198,8 +198,8 @@ def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int, window
     possible = {"blockwise": True, "cudnn": is_taken, "pallas": all(pallas_takes(compute_bytes, x) for x in sizes)}
     if model.kernel == "pallas" and not (possible["pallas"] and device.name in TPU_CHIPS):
         raise ValueError(
-            "model.kernel=pallas must have a TPU (v5e or later), bfloat16 or float32, and a model.head_dim from 64 to "
-            f"256 that is a multiple of 8, got {device.name}, {compute_bytes} bytes an element and model.head_dim="
+            "model.kernel=pallas must have a TPU (v5e or later), bfloat16 or float32, and a model.head_dim of 128 or "
+            f"256, got {device.name}, {compute_bytes} bytes an element and model.head_dim="
             f"{', '.join(map(str, dict.fromkeys(sizes)))}; use model.kernel=blockwise"
         )
     if model.kernel == "cudnn" and not (is_taken and device.platform == "gpu"):

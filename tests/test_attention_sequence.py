@@ -119,19 +119,24 @@ def test_every_split_gives_plain_attention_and_its_gradients(x64, split, lengths
     assert_plain_attention(split, step, heads, kv_heads, tags)
 
 
+TILED = [
+    (Split(1, 3, "kv"), (768, 384), 2, 2),
+    (Split(2, 2, "q"), (256, 512), 4, 1),
+    (Split(1, 2, "kv", window=256), (256, 512), 2, 1),
+]
+TILED_SLOWLY = [
+    (Split(1, 1, "q"), (256, 128, 256), 4, 2),
+    (Split(4, 1, "q"), (256, 128), 8, 2),
+    (Split(1, 2, "kv"), (256, 512), 2, 1),
+    (Split(1, 3, "q"), (384, 768), 3, 1),
+    (Split(1, 1, "q", window=50), (256, 128), 2, 1),
+    (Split(1, 3, "q", window=100), (384, 384), 2, 1),
+]
+
+
 @pytest.mark.parametrize(
     "split,lengths,heads,kv_heads",
-    [
-        (Split(1, 1, "q"), (256, 128, 256), 4, 2),
-        (Split(4, 1, "q"), (256, 128), 8, 2),
-        (Split(1, 2, "kv"), (256, 512), 2, 1),
-        (Split(1, 3, "kv"), (768, 384), 2, 2),
-        (Split(1, 3, "q"), (384, 768), 3, 1),
-        (Split(2, 2, "q"), (256, 512), 4, 1),
-        (Split(1, 1, "q", window=50), (256, 128), 2, 1),
-        (Split(1, 2, "kv", window=256), (256, 512), 2, 1),
-        (Split(1, 3, "q", window=100), (384, 384), 2, 1),
-    ],
+    [*TILED, *(pytest.param(*case, marks=pytest.mark.slow) for case in TILED_SLOWLY)],
     ids=str,
 )
 def test_every_split_of_the_kernel_for_tpus_gives_plain_attention(split, lengths, heads, kv_heads):

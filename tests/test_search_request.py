@@ -4,6 +4,7 @@ import pytest
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES
+from sppo_jax.rules import Facts
 from sppo_jax.search.request import choose_kernel
 
 
@@ -29,6 +30,21 @@ def model(kernel: str, head_dim: int) -> ModelConfig:
 )
 def test_the_kernel_is_what_the_device_runs_best(kernel, device, itemsize, head_dim, want):
     assert choose_kernel(model(kernel, head_dim), DEVICES[device], itemsize) == want
+
+
+@pytest.mark.parametrize(
+    "known,want",
+    [
+        (dict(seq=4, kind="ring", window=1000), "blockwise"),
+        (dict(seq=4, kind="ulysses", window=1000), "pallas"),
+        (dict(seq=2, kind="ring", chunks=(512, 384)), "blockwise"),
+        (dict(seq=2, kind="ring", chunks=(512, 256)), "pallas"),
+        (dict(window=1000), "pallas"),
+        (dict(groups="flex", window=1024), "blockwise"),
+    ],
+)
+def test_a_kernel_that_does_not_suit_the_sequence_is_not_chosen(known, want):
+    assert choose_kernel(model("auto", 128), DEVICES["v5p"], 2, Facts(**known)) == want
 
 
 @pytest.mark.parametrize(

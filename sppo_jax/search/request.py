@@ -11,7 +11,7 @@ from sppo_jax.hardware import DEVICES, Cluster, Device, installed_spare, local_c
 from sppo_jax.hardware.tpu_chips import TPU_CHIPS
 from sppo_jax.paths import local_path
 from sppo_jax.plan.parts import cudnn_takes, pallas_takes
-from sppo_jax.rules import BREADTH_FIRST, KERNEL_TILE, Facts
+from sppo_jax.rules import BREADTH_FIRST, KERNEL_TILE, Facts, broken
 from sppo_jax.rules import check as check_rules
 from sppo_jax.schedule.check import check
 from sppo_jax.schedule.csv_format import from_csv
@@ -39,6 +39,7 @@ class Way:
     optimizer: str = "device"
 
 
+_NOTHING_KNOWN = Facts()
 # The breadth-first way that holds the least.
 USUAL = Way(schedule=BREADTH_FIRST)
 
@@ -114,12 +115,19 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
     _check_rules(config, cluster)
     compute_bytes = COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes)
     sequence = config.sequence
-    window = config.model.shared_window(sequence.length) if sequence.groups != "static" else 0
+    facts = Facts(
+        chunks=sequence.chunks if isinstance(sequence.chunks, tuple) else None,
+        window=config.model.shared_window(sequence.length),
+        groups=sequence.groups,
+        seq=config.mesh.pinned.get("seq"),
+        kind=None if sequence.kind == "auto" else sequence.kind,
+        ulysses=sequence.ulysses,
+    )
     return Request(
         config=config,
         cluster=cluster,
         compute_bytes=compute_bytes,
-        kernel=choose_kernel(config.model, cluster.device, compute_bytes, window),
+        kernel=choose_kernel(config.model, cluster.device, compute_bytes, facts),
         table=_read_table(config) if config.schedule.table is not None else None,
         way=way_for(config, Way()),
     )
@@ -177,20 +185,20 @@ def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:
     return replace(cluster, device=replace(device, **pinned), host_bytes=host_bytes, spare=spare)
 
 
-def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int, window: int = 0) -> str:
+def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int, facts: Facts = _NOTHING_KNOWN) -> str:
     """Returns the attention kernel: what the device runs best, where it takes the model's dtype and heads.
 
     Args:
         model: the model shape.
         device: the kind of device.
         compute_bytes: bytes of an activation.
-        window: tokens that a token attends to where documents have devices of their own; 0: no such window.
+        facts: what is known of chunks, window, groups and devices.
 
     Raises:
         ValueError: a kernel is asked for that does not take them.
     """
-    if window:
-        check_rules(Facts(window=window, groups="flex", kernel=None if model.kernel == "auto" else model.kernel))
+    if facts.window and facts.groups == "flex":
+        check_rules(replace(facts, kernel=None if model.kernel == "auto" else model.kernel))
         return "blockwise"
     sizes = [kind.head_dim for kind in model.attention_kinds or [model]]
     head_dim = max(sizes, key=lambda x: (x % 8 > 0, x))
@@ -210,7 +218,8 @@ def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int, window
         )
     if model.kernel != "auto":
         return model.kernel
-    return device.kernel if possible[device.kernel] else "blockwise"
+    is_suited = possible[device.kernel] and not any(broken(replace(facts, kernel=device.kernel)))
+    return device.kernel if is_suited else "blockwise"
 
 
 def _check_enough(config: Config, cluster: Cluster) -> None:

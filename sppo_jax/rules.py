@@ -13,6 +13,8 @@ from itertools import pairwise
 # Each shape of a tick costs segments to compile.
 MOST_SHAPES = 6
 BREADTH_FIRST = "breadth-first"
+# Tokens that the kernel for TPUs takes at least at a time.
+KERNEL_TILE = 128
 # Schedules whose sequences are one chunk.
 UNCUT = ("1f1b", "interleaved-1f1b")
 
@@ -375,11 +377,46 @@ def _window(facts: Facts) -> Broken | None:
 
 
 def _kernel_of_window(facts: Facts) -> Broken | None:
-    """A call of the fused kernel has one window, and documents on unlike numbers of devices have unlike ones there."""
-    if not facts.window or facts.groups != "flex" or facts.kernel != "cudnn":
+    """A call of a fused kernel has one window, and documents on unlike numbers of devices have unlike ones there."""
+    if not facts.window or facts.groups != "flex" or facts.kernel in (None, "blockwise"):
         return None
     must = "a model with a sliding window must have model.kernel=blockwise where sequence.groups=flex"
     return Broken(must, f"model.kernel={facts.kernel}", "change it, or use sequence.groups=static")
+
+
+def _chunks_of_kernel(facts: Facts) -> Broken | None:
+    """The kernel for TPUs takes whole tiles of tokens of a ring member, or of a member of a team."""
+    members = _members_of_kernel(facts)
+    if members is None or not isinstance(facts.chunks, tuple):
+        return None
+    multiple = KERNEL_TILE * members
+    uneven = [tokens for tokens in facts.chunks if tokens % multiple]
+    if not uneven:
+        return None
+    must = f"each of sequence.chunks must be a multiple of {KERNEL_TILE} * {members} devices with model.kernel=pallas"
+    return Broken(must, uneven[0], f"use {nearest_multiples(uneven[0], multiple)}, or model.kernel=blockwise")
+
+
+def _window_of_kernel(facts: Facts) -> Broken | None:
+    """Of a member's keys those that a window reaches travel on a ring, or are all that is kept."""
+    members = _members_of_kernel(facts)
+    if members is None or facts.groups == "flex":
+        return None
+    multiple, is_cut = KERNEL_TILE * members, members > 1 or (facts.places or ("",))[0] == "period"
+    if not is_cut or facts.window % multiple == 0:
+        return None
+    must = f"model.sliding_window must be a multiple of {KERNEL_TILE} * {members} devices with model.kernel=pallas"
+    return Broken(must, facts.window, f"use {nearest_multiples(facts.window, multiple)}, or model.kernel=blockwise")
+
+
+def _members_of_kernel(facts: Facts) -> int | None:
+    """Returns over how many devices the kernel for TPUs has a chunk's tokens spread; None: other kernel, or open."""
+    if facts.kernel != "pallas" or facts.seq is None:
+        return None
+    if facts.groups == "flex":
+        return facts.seq
+    factor = facts.ulysses or {"ulysses": facts.seq, "ring": 1}.get(facts.kind or "", 0)
+    return facts.seq // factor if factor and facts.seq % factor == 0 else None
 
 
 def _wave(facts: Facts) -> Broken | None:
@@ -521,6 +558,8 @@ RULES = (
     _outputs_of_states,
     _window,
     _kernel_of_window,
+    _chunks_of_kernel,
+    _window_of_kernel,
     _wave,
     _one_group_at_a_time,
     _several_groups,

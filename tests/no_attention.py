@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 
 from sppo_jax.attention import ring
+from sppo_jax.attention.kernels import MergedKernel
 from sppo_jax.attention.tags import Tags
 from sppo_jax.dtypes import accumulator
 
@@ -18,6 +19,7 @@ def replace_attention(monkeypatch):
     def differentiate(q_TNH, prefix, mask, cotangent, gradients):
         return q_TNH.astype(accumulator(q_TNH.dtype)), gradients
 
-    monkeypatch.setattr(ring, "kernel_of", lambda _: SimpleNamespace(forward=attend, backward=differentiate))
+    kernel = MergedKernel(SimpleNamespace(forward=attend, backward=differentiate))
+    monkeypatch.setattr(ring, "kernel_of", lambda _: kernel)
     for masks in ("find_spans", "find_blocks"):
         monkeypatch.setattr(ring, masks, lambda *_: Tags(jnp.zeros(1), jnp.zeros(1)))

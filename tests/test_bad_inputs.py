@@ -141,6 +141,7 @@ SETTINGS = [
     ("model.num_layers=1000000", "model.num_layers must be at most 10000"),
     ("model.head_dim=7", "model.head_dim must be even"),
     ("model.kernel=cudnn", "use model.kernel=blockwise"),
+    ("model.kernel=pallas", "model.kernel=pallas must have a TPU"),
     ("model.compute_dtype=float64", "set JAX_ENABLE_X64=1, or use float32"),
     ("model.sliding_window=-1", "model.sliding_window must be at least 0"),
     ("model.rope.scaling=yarn", "set the length, e.g. to 8192"),

@@ -11,6 +11,7 @@ from flax import nnx
 from no_attention import replace_attention
 
 from sppo_jax.attention import blockwise, ring
+from sppo_jax.attention.kernels import MergedKernel
 from sppo_jax.fit.hlo_text import computations_of
 from sppo_jax.fit.products import Products
 from sppo_jax.pipeline.api import value_and_grad
@@ -76,7 +77,7 @@ def block_pairs(plan, monkeypatch):
 
         return run
 
-    kernel = SimpleNamespace(forward=counted("F", real.forward), backward=counted("B", real.backward))
+    kernel = MergedKernel(SimpleNamespace(forward=counted("F", real.forward), backward=counted("B", real.backward)))
     with monkeypatch.context() as patch:
         patch.setattr(blockwise, "BLOCK_Q", 4)
         patch.setattr(blockwise, "BLOCK_K", 8)

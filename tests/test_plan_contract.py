@@ -16,10 +16,12 @@ from no_attention import replace_attention
 
 from sppo_jax.attention import ring, sequence
 from sppo_jax.attention.operands import Cotangent, Gradients, Prefix
+from sppo_jax.attention.pallas_blocks import Target
 from sppo_jax.attention.tags import Tags
 from sppo_jax.config import ModelConfig, config_from_dict
 from sppo_jax.dtypes import accumulator
 from sppo_jax.hardware import DEVICES, make_cluster
+from sppo_jax.hardware.tpu_chips import TPU_CHIPS
 from sppo_jax.mixers.delta import GatedDelta, Heads, Taps
 from sppo_jax.mixers.mixer import Operands, Place
 from sppo_jax.models import build_model
@@ -255,7 +257,8 @@ def sent_bytes(
     tags = [Tags(*(jnp.zeros((members, size), jnp.int32),) * 2) for size in (tokens, room)]
 
     def run(q, k, lse):
-        how = dict(kernel=kernel, passes=passes, window=window)
+        target = Target(TPU_CHIPS["cpu"], heads // kv_heads, np.dtype(dtype).itemsize)
+        how = dict(kernel=kernel, passes=passes, window=window, target=target)
         masks = ring.ring_tags(*tags, jnp.int32(0), bound=bound or None, **how)
         if kind == "F":
             return ring.forward(q, Prefix(k, k, ()), masks, passes=passes)
@@ -386,6 +389,17 @@ def test_ring_bytes_grow_with_the_window_and_not_with_the_prefix(cheap_attention
     assert found[32, 64] == found[32, 1024] == found[32, 4096]
     assert found[128, 1024] == found[128, 4096] and found[128, 4096] * 16 == found[32, 4096] * 40
     assert found[8192, 4096] == 4 * found[8192, 1024] == 64 * found[8192, 64]
+
+
+@pytest.mark.parametrize("passes", ["kv", "q"])
+@pytest.mark.parametrize("kind", ["F", "B"])
+def test_the_kernel_for_tpus_sends_a_hop_late_and_no_more(kind, passes):
+    shape = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=8, itemsize=2)
+    planned = Ring(members=4, ulysses=1, length=4096, asked="kv", kernel="pallas", shape=shape)
+    charged = planned.forward_bytes if kind == "F" else planned.backward_bytes
+    assert planned.bound(100) == planned.bound(512) == 128, "a bound is whole tiles"
+    sent = sent_bytes(kind, passes, 4, 128, 256, 4, 2, 8, np.dtype(jnp.bfloat16), "pallas")
+    assert charged(passes, 128, 256) == sent
 
 
 def exchanged_bytes(kind: str, members: int, recompute: bool, dtype, kernel: str) -> float:

@@ -72,6 +72,15 @@ CASES = {
         dict(window=32, groups="flex", kernel="cudnn"),
         "must have model.kernel=blockwise where sequence.groups=flex, got model.kernel=cudnn; change it, or use ",
     ),
+    "_chunks_of_kernel": (
+        dict(kernel="pallas", chunks=(512, 384), seq=4, ulysses=2),
+        "each of sequence.chunks must be a multiple of 128 * 2 devices with model.kernel=pallas, got 384; use 256 or "
+        "512, or model.kernel=blockwise",
+    ),
+    "_window_of_kernel": (
+        dict(kernel="pallas", window=128, seq=2, kind="ring"),
+        "model.sliding_window must be a multiple of 128 * 2 devices with model.kernel=pallas, got 128; use 256, or ",
+    ),
     "_wave": (
         dict(sequences=12, wave=5),
         "schedule.wave=5 must divide the sequences of a pipeline, got 12; use 4 or 6, ",

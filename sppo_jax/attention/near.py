@@ -13,7 +13,6 @@ U ulysses members, M = T * U.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -22,8 +21,11 @@ from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.attention import ring, ulysses
-from sppo_jax.attention.blockwise import find_blocks, merge
+from sppo_jax.attention.blockwise import find_blocks
+from sppo_jax.attention.intervals import Meets, from_spans
 from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
+from sppo_jax.attention.pallas import find_meets
+from sppo_jax.attention.pallas_blocks import Target
 from sppo_jax.attention.spans import Spans, find_team_spans
 from sppo_jax.attention.tags import BlockRange, Tags
 from sppo_jax.dtypes import accumulator
@@ -35,13 +37,12 @@ AXES = (ring.AXIS, ulysses.AXIS)
 class NearTags(NamedTuple):
     """Tags of this member's queries [T] and of the keys in each slot [W, T], and where they meet.
 
-    `meets` is a range of key blocks for the blockwise kernel or spans for the fused kernel, a row for each slot.
-    `window`: see `Mask`.
+    `meets` and `window`: see `Mask`; a row of `meets` for each slot.
     """
 
     queries: Tags
     keys: Tags
-    meets: BlockRange | Spans
+    meets: BlockRange | Spans | Meets
     window: int = 0
 
     def mask(self, slot) -> Mask:
@@ -49,15 +50,18 @@ class NearTags(NamedTuple):
         return Mask(self.queries, self.keys.take(slot), self.meets.take(slot), self.window)
 
 
-def near_tags(chunk: Tags, length, num_ulysses: int, kernel: str, window: int = 0) -> NearTags:
+def near_tags(
+    chunk: Tags, length, num_ulysses: int, kernel: str, window: int = 0, target: Target | None = None
+) -> NearTags:
     """Prepares the masks of a chunk once for all layers.
 
     Args:
         chunk: the chunk's tags on every ring member, [ring, M].
         length: tokens of the chunk on one member, at most T; the others become padding.
         num_ulysses: U.
-        kernel: "blockwise" or "cudnn".
-        window: see `Mask`.
+        kernel: "blockwise", "cudnn" or "pallas".
+        window: see `Mask`; 0 for the kernel "pallas".
+        target: what the kernel "pallas" is compiled for.
     """
     num_ring, size = chunk.documents.shape
     num_members, num_tokens = num_ring * num_ulysses, size // num_ulysses
@@ -67,8 +71,14 @@ def near_tags(chunk: Tags, length, num_ulysses: int, kernel: str, window: int = 
     me = lax.axis_index(AXES)
     queries = rows.take(me)
     keys = rows.take(me ^ jnp.arange(num_members // 2, dtype=jnp.int32))
-    find = find_team_spans if kernel == "cudnn" else partial(find_blocks, window=window)
-    return NearTags(queries, keys, jax.vmap(lambda own: find(queries, own))(keys), window)
+
+    def find(keys):
+        if kernel == "blockwise":
+            return find_blocks(queries, keys, window)
+        spans = find_team_spans(queries, keys)
+        return spans if kernel == "cudnn" else find_meets(from_spans(spans, num_tokens), num_tokens, target)
+
+    return NearTags(queries, keys, jax.vmap(find)(keys), window)
 
 
 def _swap(x: jax.Array, level: int) -> jax.Array:
@@ -123,14 +133,14 @@ def forward(q_TNH: jax.Array, k_KTH: jax.Array, v_KTH: jax.Array, tags: NearTags
     Returns:
         out_TNH and lse_TN, at least float32.
     """
-    acc, num_slots = accumulator(q_TNH.dtype), tags.keys.documents.shape[0]
+    kernel, num_slots = ring.kernel_of(tags), tags.keys.documents.shape[0]
+    q = kernel.queries(q_TNH, Prefix(k_KTH, v_KTH, ()))
 
     def attend(slot, kv, state):
-        mask = tags.mask(slot)
-        return merge(*state, *ring.kernel_of(mask).forward(q_TNH, Prefix(*kv, (slot,)), mask))
+        return kernel.attend(q, Prefix(*kv, (slot,)), tags.mask(slot), state)
 
-    state = jnp.zeros(q_TNH.shape, acc), jnp.full(q_TNH.shape[:2], -jnp.inf, acc)
-    return _visit(tuple(_slots(x, num_slots) for x in (k_KTH, v_KTH)), level, attend, state)
+    nothing = kernel.nothing(q)
+    return kernel.result(_visit(tuple(_slots(x, num_slots) for x in (k_KTH, v_KTH)), level, attend, nothing))
 
 
 def backward(
@@ -146,16 +156,17 @@ def backward(
         dq_TNH, and dK and dV [K, T, H] of this member's own keys; at least float32.
     """
     acc, num_slots = accumulator(q_TNH.dtype), tags.keys.documents.shape[0]
+    kernel = ring.kernel_of(tags)
+    q = kernel.queries(q_TNH, Prefix(k_KTH, v_KTH, ()))
+    rows = kernel.rows(cotangent, q)
 
     def attend(slot, kv, state):
         dq, gradients = state
-        mask = tags.mask(slot)
-        more, gradients = ring.kernel_of(mask).backward(q_TNH, Prefix(*kv, (slot,)), mask, cotangent, gradients)
-        return dq + more, gradients
+        return kernel.differentiate(q, Prefix(*kv, (slot,)), tags.mask(slot), rows, gradients, dq)
 
     zeros = Gradients(*(jnp.zeros((num_slots, *k_KTH.shape), acc) for _ in range(2)))
     kv = tuple(_slots(x, num_slots) for x in (k_KTH, v_KTH))
-    dq, gradients = _visit(kv, level, attend, (jnp.zeros(q_TNH.shape, acc), zeros))
+    dq, gradients = _visit(kv, level, attend, (kernel.no_gradient(q, tags.meets), zeros))
     for number in reversed(range(num_slots.bit_length() - 1)):
         have = 1 << number
 
@@ -164,4 +175,4 @@ def backward(
             return Gradients(*(buffers.write(x, (0,), x[:have] + more) for x, more in zip(gradients, got, strict=True)))
 
         gradients = lax.fori_loop(0, (level > number).astype(jnp.int32), give_back, gradients)
-    return dq, Gradients(*(x[0] for x in gradients))
+    return kernel.gradient(dq), Gradients(*(x[0] for x in gradients))

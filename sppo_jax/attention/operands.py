@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 
+from sppo_jax.attention.intervals import Meets
 from sppo_jax.attention.spans import Spans
 from sppo_jax.attention.tags import BlockRange, Tags
 
@@ -32,20 +33,21 @@ class Prefix(NamedTuple):
 class Mask(NamedTuple):
     """Which of S keys each of T queries sees: tags of both, and where queries and keys meet.
 
-    `meets` is a range of key blocks for the blockwise kernel and spans for the fused kernel. `window`: how many
-    positions a query sees, its own among them, or with spans how many of a member's keys; 0: all before it.
+    `meets` is a range of key blocks for the blockwise kernel, spans for cuDNN's, intervals and steps for that of TPUs.
+    `window`: how many positions a query sees, its own among them, or with spans how many of a member's keys; 0: all
+    before it. Intervals have it in them.
     """
 
     queries: Tags
     keys: Tags
-    meets: BlockRange | Spans
+    meets: BlockRange | Spans | Meets
     window: int = 0
 
 
 class Cotangent(NamedTuple):
     """What a backward needs about the global output: its cotangent, the GLOBAL LSE, and a summary of the output.
 
-    The blockwise kernel needs only delta_TN = sum(out * dout) as the summary; the fused kernel needs all of out_TNH.
+    cuDNN's kernel needs all of out_TNH as the summary; the others need only delta_TN = sum(out * dout).
     """
 
     dout_TNH: jax.Array

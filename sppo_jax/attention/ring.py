@@ -4,9 +4,13 @@ Tokens are striped over the ring (token t to member t mod ring), so every member
 mask. Pass-KV moves the prefix, pass-Q moves the chunk with its partial output and LSE; which is cheaper depends on the
 prefix alone and is decided before compilation. Every hop is unconditional: all members of all stages do the same ones.
 
+What a kernel has found can leave only after the kernel. On TPUs it leaves one hop late: it travels beside the next
+kernel, and what that kernel finds is added when both are there. So no hop stands between two kernels.
+
 Letters: R ring members, T queries of a chunk on one member, S keys of one member's buffer, N, K heads, H head dim.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -14,9 +18,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from sppo_jax import buffers
-from sppo_jax.attention import blockwise, flash
+from sppo_jax.attention import kernels
 from sppo_jax.attention.blockwise import find_blocks, merge
+from sppo_jax.attention.intervals import Meets, from_spans, within_window
 from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
+from sppo_jax.attention.pallas import find_meets
+from sppo_jax.attention.pallas_blocks import Target
 from sppo_jax.attention.spans import Spans, find_spans
 from sppo_jax.attention.tags import BlockRange, Tags
 from sppo_jax.dtypes import accumulator
@@ -28,13 +35,13 @@ AXIS = "ring"
 class RingTags(NamedTuple):
     """Tags of every member's queries [R, T] and keys [R, S], and where they meet at each hop.
 
-    `meets` is a range of key blocks for the blockwise kernel or spans for the fused kernel. Its type selects the
-    kernel. `window`: see `Mask`. `begin`: where keys travel, the first of a member's buffer that does, if not 0.
+    `meets` and `window`: see `Mask`; the type of `meets` selects the kernel. `begin`: where keys travel, the first of a
+    member's buffer that does, if not 0.
     """
 
     queries: Tags
     keys: Tags
-    meets: BlockRange | Spans
+    meets: BlockRange | Spans | Meets
     window: int = 0
     begin: jax.Array | int = 0
 
@@ -44,7 +51,15 @@ class RingTags(NamedTuple):
 
 
 def ring_tags(
-    queries: Tags, keys: Tags, start, *, kernel: str, passes: str, bound: int | None, window: int = 0
+    queries: Tags,
+    keys: Tags,
+    start,
+    *,
+    kernel: str,
+    passes: str,
+    bound: int | None,
+    window: int = 0,
+    target: Target | None = None,
 ) -> RingTags:
     """Prepares the masks of a tick once for all layers.
 
@@ -52,10 +67,11 @@ def ring_tags(
         queries: tags of the chunk on every member, [R, T].
         keys: tags of the prefix buffer on every member, [R, S].
         start: where the chunk starts in a member's tokens.
-        kernel: "blockwise" or "cudnn".
+        kernel: "blockwise", "cudnn" or "pallas".
         passes: "kv" or "q".
         bound: with "kv", the number of keys of each member that travel; None for all.
         window: see `Mask`.
+        target: what the kernel "pallas" is compiled for.
 
     Returns:
         The tags and where they meet. At hop j these are own queries and the keys of member me - j with "kv", and own
@@ -71,12 +87,19 @@ def ring_tags(
         keys, begin = _within(keys, start, travelling_keys(reach, queries.documents.shape[1]), reach)
     if kernel == "cudnn" and window:
         window //= num_members
+    if kernel != "blockwise" and window:
         start -= begin
 
     def pair(other):
         own_q, own_k = (me, other) if passes == "kv" else (other, me)
         if kernel == "cudnn":
             return find_spans(queries.documents[own_q], keys.documents[own_k], start, own_k > own_q, window)
+        if kernel == "pallas":
+            spans = find_spans(queries.documents[own_q], keys.documents[own_k], start, own_k > own_q)
+            found = from_spans(spans, queries.documents.shape[1])
+            if window:
+                found = within_window(found, start, window, (own_q, own_k), num_members)
+            return find_meets(found, keys.documents.shape[1], target)
         return find_blocks(queries.take(own_q), keys.take(own_k), window)
 
     others = (me - jnp.arange(num_members, dtype=jnp.int32)) % num_members
@@ -94,9 +117,9 @@ def _within(keys: Tags, start, size: int, window: int) -> tuple[Tags, jax.Array]
     return Tags(*(buffers.read(x, (0, begin), (num_members, size)) for x in keys)), begin
 
 
-def kernel_of(mask: Mask):
-    """Returns the module whose `forward` and `backward` read this mask."""
-    return flash if isinstance(mask.meets, Spans) else blockwise
+def kernel_of(tags) -> kernels.Kernel:
+    """Returns the kernel that reads these tags or this mask."""
+    return kernels.kernel_of(tags.meets)
 
 
 def _send(tree, num_members: int):
@@ -120,11 +143,13 @@ def forward(q_TNH: jax.Array, prefix: Prefix, tags: RingTags, *, passes: str) ->
     Returns:
         out_TNH and lse_TN over all keys of all members, at least float32.
     """
+    kernel = kernel_of(tags)
+    q = kernel.queries(q_TNH, prefix)
     if tags.num_members == 1:
         mask = Mask(tags.queries.take(0), tags.keys.take(0), tags.meets.take(0), tags.window)
-        return kernel_of(mask).forward(q_TNH, prefix, mask)
+        return kernel.result(kernel.attend(q, prefix, mask))
     hop = _forward_pass_kv if passes == "kv" else _forward_pass_q
-    return hop(q_TNH, prefix, tags)
+    return kernel.result(hop(kernel, q, prefix, tags))
 
 
 def _travelling_keys(prefix: Prefix, tags: RingTags):
@@ -139,17 +164,38 @@ def _place(tags: RingTags) -> tuple:
     return (0, tags.begin) if isinstance(tags.begin, jax.Array) else ()
 
 
-def _empty(q_TNH):
-    acc = accumulator(q_TNH.dtype)
-    return jnp.zeros(q_TNH.shape, acc), jnp.full(q_TNH.shape[:2], -jnp.inf, acc)
+def _lagging(num_members: int, travellers, compute: Callable, join: Callable, kept=None):
+    """Sends travellers around the ring, and what is computed with them one hop later; the last hop brings that home.
+
+    Args:
+        num_members: R.
+        travellers: what visits every member.
+        compute: from the hop, travellers and `kept`, returns what travels on with them, and the next `kept`.
+        join: adds two of what travels on.
+        kept: what stays on this member.
+
+    Returns:
+        The sum of what was computed with this member's own travellers, and `kept`.
+    """
+    late, kept = compute(0, travellers, kept)
+
+    def step(carry, hop):
+        travellers, late, kept = carry
+        found, kept = compute(hop, travellers, kept)
+        return (_send(travellers, num_members), join(_send(late, num_members), found), kept), None
+
+    hops = jnp.arange(1, num_members - 1, dtype=jnp.int32)
+    (travellers, late, kept), _ = lax.scan(step, (_send(travellers, num_members), late, kept), hops)
+    found, kept = compute(num_members - 1, travellers, kept)
+    return _send(join(_send(late, num_members), found), num_members), kept
 
 
-def _forward_pass_kv(q_TNH, prefix: Prefix, tags: RingTags):
+def _forward_pass_kv(kernel: kernels.Kernel, q, prefix: Prefix, tags: RingTags):
     num_members, own = tags.num_members, tags.queries.take(lax.axis_index(AXIS))
 
     def attend(hop, kv, state):
         mask = Mask(own, tags.keys.take(_member(hop, num_members)), tags.meets.take(hop), tags.window)
-        return merge(*state, *kernel_of(mask).forward(q_TNH, Prefix(*kv, ()), mask))
+        return kernel.attend(q, Prefix(*kv, ()), mask, state)
 
     def step(carry, hop):
         kv, state = carry
@@ -157,24 +203,31 @@ def _forward_pass_kv(q_TNH, prefix: Prefix, tags: RingTags):
 
     kv = _travelling_keys(prefix, tags)
     hops = jnp.arange(num_members - 1, dtype=jnp.int32)
-    (kv, state), _ = lax.scan(step, (kv, _empty(q_TNH)), hops)
+    (kv, state), _ = lax.scan(step, (kv, kernel.nothing(q)), hops)
     return attend(num_members - 1, kv, state)
 
 
-def _forward_pass_q(q_TNH, prefix: Prefix, tags: RingTags):
+def _forward_pass_q(kernel: kernels.Kernel, q, prefix: Prefix, tags: RingTags):
     num_members, own = tags.num_members, tags.keys.take(lax.axis_index(AXIS))
 
     def attend(hop, q, state):
         mask = Mask(tags.queries.take(_member(hop, num_members)), own, tags.meets.take(hop), tags.window)
-        return merge(*state, *kernel_of(mask).forward(q, prefix, mask))
+        return kernel.attend(q, prefix, mask, state)
+
+    if kernel.lags:
+        return _lagging(num_members, q, lambda hop, q, _: (attend(hop, q, None), None), _merge)[0]
 
     def step(carry, hop):
         q, state = carry
         return _send((q, attend(hop, q, state)), num_members), None
 
     hops = jnp.arange(num_members - 1, dtype=jnp.int32)
-    (q, state), _ = lax.scan(step, (q_TNH, _empty(q_TNH)), hops)
+    (q, state), _ = lax.scan(step, (q, kernel.nothing(q)), hops)
     return _send(attend(num_members - 1, q, state), num_members)  # the last hop brings the result home
+
+
+def _merge(one, other):
+    return type(one)(*merge(*one, *other))
 
 
 def backward(
@@ -190,20 +243,24 @@ def backward(
     Returns:
         dq_TNH (at least float32) and the two buffers.
     """
+    kernel = kernel_of(tags)
+    q = kernel.queries(q_TNH, prefix)
+    rows = kernel.rows(cotangent, q)
     if tags.num_members == 1:
         mask = Mask(keys=tags.keys.take(0), queries=tags.queries.take(0), meets=tags.meets.take(0), window=tags.window)
-        return kernel_of(mask).backward(q_TNH, prefix, mask, cotangent, gradients)
+        dq, gradients = kernel.differentiate(q, prefix, mask, rows, gradients)
+        return kernel.gradient(dq), gradients
     hop = _backward_pass_kv if passes == "kv" else _backward_pass_q
-    return hop(q_TNH, prefix, tags, cotangent, gradients)
+    return hop(kernel, q, prefix, tags, rows, gradients)
 
 
-def _backward_pass_kv(q_TNH, prefix: Prefix, tags: RingTags, cotangent: Cotangent, gradients: Gradients):
+def _backward_pass_kv(kernel: kernels.Kernel, q, prefix: Prefix, tags: RingTags, rows, gradients: Gradients):
     num_members, own = tags.num_members, tags.queries.take(lax.axis_index(AXIS))
 
     def differentiate(hop, kv, dkv, dq):
         mask = Mask(own, tags.keys.take(_member(hop, num_members)), tags.meets.take(hop), tags.window)
-        more, dkv = kernel_of(mask).backward(q_TNH, Prefix(*kv, ()), mask, cotangent, dkv)
-        return dkv, dq + more
+        dq, dkv = kernel.differentiate(q, Prefix(*kv, ()), mask, rows, dkv, dq)
+        return dkv, dq
 
     def step(carry, hop):
         kv, dkv, dq = carry
@@ -211,23 +268,47 @@ def _backward_pass_kv(q_TNH, prefix: Prefix, tags: RingTags, cotangent: Cotangen
         return (_send(kv, num_members), _send(dkv, num_members), dq), None
 
     kv = _travelling_keys(prefix, tags)
-    acc = accumulator(q_TNH.dtype)
-    start = (kv, Gradients(*(jnp.zeros(x.shape, acc) for x in kv)), jnp.zeros(q_TNH.shape, acc))
-    (kv, dkv, dq), _ = lax.scan(step, start, jnp.arange(num_members - 1, dtype=jnp.int32))
-    dkv, dq = differentiate(num_members - 1, kv, dkv, dq)
-    dkv = _send(dkv, num_members)  # home
+    acc = accumulator(q.dtype)
+
+    def nothing():
+        return Gradients(*(jnp.zeros(x.shape, acc) for x in kv))
+
+    def compute(hop, kv, dq):
+        return differentiate(hop, kv, nothing(), dq)
+
+    if kernel.lags:
+        no_gradient = kernel.no_gradient(q, tags.meets)
+        dkv, dq = _lagging(
+            num_members, kv, lambda hop, kv, dq: differentiate(hop, kv, nothing(), dq), _add, no_gradient
+        )
+    else:
+        start = (kv, nothing(), kernel.no_gradient(q, tags.meets))
+        (kv, dkv, dq), _ = lax.scan(step, start, jnp.arange(num_members - 1, dtype=jnp.int32))
+        dkv, dq = differentiate(num_members - 1, kv, dkv, dq)
+        dkv = _send(dkv, num_members)  # home
     where = (*prefix.grads_at, *(_place(tags) or (0, 0)))
-    return dq, Gradients(*(buffers.add(buffer, where, x) for buffer, x in zip(gradients, dkv, strict=True)))
+    added = Gradients(*(buffers.add(buffer, where, x) for buffer, x in zip(gradients, dkv, strict=True)))
+    return kernel.gradient(dq), added
 
 
-def _backward_pass_q(q_TNH, prefix: Prefix, tags: RingTags, cotangent: Cotangent, gradients: Gradients):
+def _add(one, other):
+    return jax.tree.map(jnp.add, one, other)
+
+
+def _backward_pass_q(kernel: kernels.Kernel, q, prefix: Prefix, tags: RingTags, rows, gradients: Gradients):
     num_members, own = tags.num_members, tags.keys.take(lax.axis_index(AXIS))
 
     def differentiate(hop, traveller, dq, gradients):
         q, seen = traveller
         mask = Mask(tags.queries.take(_member(hop, num_members)), own, tags.meets.take(hop), tags.window)
-        more, gradients = kernel_of(mask).backward(q, prefix, mask, seen, gradients)
-        return dq + more, gradients
+        return kernel.differentiate(q, prefix, mask, seen, gradients, dq)
+
+    def compute(hop, traveller, gradients):
+        dq, gradients = differentiate(hop, traveller, None, gradients)
+        return kernel.gradient(dq), gradients
+
+    if kernel.lags:
+        return _lagging(num_members, (q, rows), compute, _add, gradients)
 
     def step(carry, hop):
         traveller, dq, gradients = carry
@@ -235,7 +316,7 @@ def _backward_pass_q(q_TNH, prefix: Prefix, tags: RingTags, cotangent: Cotangent
         traveller, dq = _send((traveller, dq), num_members)
         return (traveller, dq, gradients), None
 
-    start = ((q_TNH, cotangent), jnp.zeros(q_TNH.shape, accumulator(q_TNH.dtype)), gradients)
+    start = ((q, rows), kernel.no_gradient(q, tags.meets), gradients)
     (traveller, dq, gradients), _ = lax.scan(step, start, jnp.arange(num_members - 1, dtype=jnp.int32))
     dq, gradients = differentiate(num_members - 1, traveller, dq, gradients)
     return _send(dq, num_members), gradients

@@ -18,6 +18,7 @@ from sppo_jax import buffers
 from sppo_jax.attention import ring, ulysses
 from sppo_jax.attention.blockwise import delta
 from sppo_jax.attention.operands import Cotangent, Gradients, Prefix
+from sppo_jax.attention.pallas_blocks import Target
 from sppo_jax.attention.tags import Tags
 from sppo_jax.dtypes import accumulator
 
@@ -51,7 +52,8 @@ class Chunk(NamedTuple):
 class Split(NamedTuple):
     """How `seq` is divided, what travels on the ring in this tick ("kv" or "q"), and the kernel on one device.
 
-    `window`: how many positions a query sees, its own among them; 0: all before it.
+    `window`: how many positions a query sees, its own among them; 0: all before it. `target`: what the kernel "pallas"
+    is compiled for.
     """
 
     ulysses: int
@@ -59,6 +61,7 @@ class Split(NamedTuple):
     passes: str
     kernel: str = "blockwise"
     window: int = 0
+    target: Target | None = None
 
 
 def cache_heads(num_kv_heads: int, num_members: int) -> int:
@@ -109,7 +112,7 @@ def chunk_tags(keys: Tags, start, length, size: int, split: Split, *, bound: int
     end = jnp.asarray(start + length, jnp.int32)
     written = jnp.arange(keys.documents.shape[1], dtype=jnp.int32) < end
     keys = Tags(keys.positions, jnp.where(written, keys.documents, -1))
-    how = dict(kernel=split.kernel, passes=split.passes, window=split.window)
+    how = dict(kernel=split.kernel, passes=split.passes, window=split.window, target=split.target)
     return ring.ring_tags(queries, keys, start, bound=bound, **how)
 
 

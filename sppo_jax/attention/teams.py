@@ -119,7 +119,8 @@ def chunk_teams(modes: Modes, own: tuple, all_of_tick: tuple, tags: tuple, split
 
     is_stream = modes.own_stream[own] == 1
     chunk, length = tags
-    masks = near.near_tags(chunk, jnp.where(is_stream, 0, length), split.ulysses, split.kernel, split.window)
+    own_length, how = jnp.where(is_stream, 0, length), (split.ulysses, split.kernel, split.window, split.target)
+    masks = near.near_tags(chunk, own_length, *how)
     return Teams(is_stream, most(modes.stream), most(modes.level), masks)
 
 

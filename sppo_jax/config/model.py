@@ -61,8 +61,9 @@ class ModelConfig(Section):
             true or false.
         compute_dtype: dtype of activations and matrix products; "auto": bfloat16 on accelerators, float32 on a CPU.
         kernel: attention kernel; "blockwise" runs on every device; "cudnn" needs a GPU, bfloat16, and a
-            `model.head_dim` that is a multiple of 8 and at most 128; "auto": "cudnn" where these needs are met, else
-            "blockwise".
+            `model.head_dim` that is a multiple of 8 and at most 128; "pallas" needs a TPU (v5e or later), bfloat16 or
+            float32, and a `model.head_dim` of 128 or 256, and a CPU interprets it, slowly;
+            "auto": "cudnn" or "pallas" on GPUs and TPUs where these needs are met, else "blockwise".
         check_kernels: whether a run on GPUs begins with a check of kernel "cudnn" against plain attention; the check
             takes seconds, and its result is stored for device, driver and cuDNN; true or false.
         dropout: must be 0; dropout is not supported.
@@ -101,7 +102,7 @@ class ModelConfig(Section):
     sliding_window: int = 0
     sinks: bool = False
     compute_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
-    kernel: Literal["auto", "blockwise", "cudnn"] = "auto"
+    kernel: Literal["auto", "blockwise", "cudnn", "pallas"] = "auto"
     check_kernels: bool = True
     dropout: float = 0.0
     init_scale: float = 0.02

@@ -43,7 +43,7 @@ class Figures:
             hbm_bytes=_total(sizes, ""),
             host_bytes=_total(sizes, "host_"),
             copies=host_copies(text, turn_shares, graphed),
-            flash_calls=text.count('custom_call_target="__cudnn$fmha'),
+            flash_calls=sum(text.count(f'custom_call_target="{name}') for name in ("__cudnn$fmha", "tpu_custom_call")),
         )
 
     def to_dict(self) -> dict[str, int | None]:

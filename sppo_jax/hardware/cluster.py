@@ -45,6 +45,7 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.hardware.measured_figures import Profile, read_profile
+from sppo_jax.hardware.tpu_chips import TPU_CHIPS
 
 _GiB = 2**30
 # Above any machine; a planner that tries every divisor of more would not come back.
@@ -70,7 +71,7 @@ class Device:
         matmul_flops_s: peak FLOP/s in the compute dtype.
         host_bytes: memory of a usual host.
         devices_per_host: devices of a usual host.
-        kernel: the attention kernel that runs there: "cudnn" or "blockwise".
+        kernel: the attention kernel that runs there: "cudnn", "pallas" or "blockwise".
         matmul_efficiency: share of the peak that a long matmul reaches, 0..1.
         attention_efficiency: share of the peak that attention's forward over a long prefix reaches, 0..1.
         attention_backward: seconds of attention's backward for one of its forward.
@@ -144,7 +145,7 @@ class Device:
 
         Args:
             compute_bytes: bytes of an element.
-            kernel: "cudnn" or "blockwise".
+            kernel: "cudnn", "pallas" or "blockwise".
             head_dim: elements of a head.
         """
         reached = self.peak_flops_s(compute_bytes) * self.attention_efficiency
@@ -200,6 +201,7 @@ def _tpu(name: str, hbm_gib: int, hbm: float, host_gib: int, link: float, flops:
         matmul_flops_s=flops,
         host_bytes=host_gib * _GiB,
         devices_per_host=4,
+        kernel="pallas" if name in TPU_CHIPS else "blockwise",
         tile=128,
     )
 

@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from sppo_jax import buffers
 from sppo_jax.attention import sequence, teams
+from sppo_jax.attention.pallas_blocks import Target, target_of
 from sppo_jax.attention.validate import KEYS, check_arrays, validate_batch
 from sppo_jax.collectives import in_order
 from sppo_jax.compat import (
@@ -101,6 +102,7 @@ class Step:
         self.params = jax.eval_shape(lambda: nnx.state(model, nnx.Param))
         groups = self._kinds_of_groups()
         self.head_shapes, self.layers, self.shares = self._traced(groups)
+        self.target = self._target()
         all_kinds = list(chain(*groups))
         head_shape = mixed_shape([(shape, all_kinds.count(kind)) for kind, shape in self.head_shapes.items()])
         patterns = [self.layers.patterns.index(kinds) for kinds in groups]
@@ -226,8 +228,9 @@ class Step:
                 ulysses=self.plan.ulysses,
                 seq=self.plan.mesh.seq,
                 window=window,
-                groups=self.plan.groups if window else None,
+                groups=self.plan.groups,
                 kernel=self.plan.kernel,
+                places=(self.plan.stash.inputs, *["auto"] * 2),
             )
         )
 
@@ -273,13 +276,13 @@ class Step:
             vocab_size=self.model.config.vocab_size,
             num_sequences=self.plan.num_sequences,
             sequence_length=self.plan.sequence_length,
-            contiguous=self.plan.kernel == "cudnn" or any(self.layers.windows.values()),
-            consecutive=self.plan.kernel == "cudnn" and any(self.layers.windows.values()),
+            contiguous=self.plan.kernel != "blockwise" or any(self.layers.windows.values()),
+            consecutive=self.plan.kernel != "blockwise" and any(self.layers.windows.values()),
             natural=self.plan.groups == "static",
             padded_behind=bool(self.layers.states),
         )
         if self.plan.groups == "flex":
-            check_columns(whole, plan_shape(self.plan), dealing=self.plan.kernel == "cudnn")
+            check_columns(whole, plan_shape(self.plan), dealing=self.plan.kernel != "blockwise")
 
     def __call__(self, params: nnx.State, batch: Mapping, stash: Stash | None = None):
         """Runs the step on parameters in their own shapes or stored; pure and traceable.
@@ -413,6 +416,7 @@ class Step:
             train=self.train,
             modes=self._modes(sequences),
             keeps_order=keeps_order(self.platform),
+            target=self.target,
         )
         cache_shapes = self._cache_shapes()
         if not self.train:
@@ -425,6 +429,17 @@ class Step:
         grads = run.sum_gradients(grads, shares, num_members, are_shares=self._by_groups)
         totals = () if self.shares is None else (self._totals(trained),)
         return loss, storage.stack(grads, shares), *squares, *totals, *[trained.stash.host] * len(stash)
+
+    def _target(self) -> Target | None:
+        """Returns what the kernel for TPUs is compiled for.
+
+        Raises:
+            ValueError: the device or the dtype is none that the kernel takes.
+        """
+        if self.plan.kernel != "pallas":
+            return None
+        groups = max((shape.num_heads // shape.num_kv_heads for shape in self.head_shapes.values()), default=1)
+        return target_of(self.mesh.devices.flat[0].device_kind, groups, jnp.dtype(self.model.dtype).itemsize)
 
     def _totals(self, trained: TrainingState) -> Totals:
         sums_MvnW = trained.shares_MvnW
@@ -573,6 +588,12 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
             f"the plan's kernel is cudnn, got {step.platform} devices, on which a plain kernel replaces cudnn: "
             "correct, but "
             "slow and with large arrays; plan with model.kernel=blockwise",
+            stacklevel=2,
+        )
+    if step.target is not None and step.target.chip.is_interpreter:
+        warnings.warn(
+            f"the plan's kernel is pallas, got {step.platform} devices, which interpret it: correct, but slow; plan "
+            "with model.kernel=blockwise",
             stacklevel=2,
         )
     return f

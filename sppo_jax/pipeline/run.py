@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sppo_jax.attention import teams
+from sppo_jax.attention.pallas_blocks import Target
 from sppo_jax.pipeline import stage as stages
 from sppo_jax.pipeline import stash
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
@@ -50,6 +51,7 @@ class Run:
         train: whether the state is a `TrainingState`; else an `EvaluationState`.
         modes: how each chunk of each sequence attends; None for a plan without teams.
         keeps_order: whether the platform runs collectives in the order of the program.
+        target: what the kernel for TPUs is compiled for; None for another kernel.
     """
 
     plan: Plan
@@ -67,6 +69,7 @@ class Run:
     train: bool
     modes: teams.Modes | None
     keeps_order: bool
+    target: Target | None
 
     @property
     def num_stages(self) -> int:

@@ -29,7 +29,7 @@ def real(run: Run, tick: Tick, stage) -> jax.Array:
 
 def split(run: Run, passes: str) -> Split:
     """Returns how `seq` is divided, and what travels on the ring."""
-    return Split(run.plan.ulysses, run.plan.ring, passes, run.plan.kernel)
+    return Split(run.plan.ulysses, run.plan.ring, passes, run.plan.kernel, target=run.target)
 
 
 def write_tags(run: Run, tick: Tick, tags: Tags) -> Tags:

@@ -10,7 +10,7 @@ WEIGHTS = ("resident", "gathered")
 OPTIMIZERS = ("device", "host")
 SAVES = ("async", "blocking")
 GROUPS = ("static", "flex")
-KERNELS = ("blockwise", "cudnn")
+KERNELS = ("blockwise", "cudnn", "pallas")
 
 
 def cudnn_takes(itemsize: int, head_dim: int, most: int = 256) -> bool:
@@ -19,6 +19,14 @@ def cudnn_takes(itemsize: int, head_dim: int, most: int = 256) -> bool:
     `most` differs by device: `hardware.Device.fused_head_dim`. No device has more than 256.
     """
     return itemsize == 2 and head_dim % 8 == 0 and head_dim <= most
+
+
+def pallas_takes(itemsize: int, head_dim: int) -> bool:
+    """Returns whether the kernel for TPUs takes elements of so many bytes and heads of so many.
+
+    It reads keys where they lie. XLA gives arrays of other heads another layout, and copies whole caches at each call.
+    """
+    return itemsize in (2, 4) and head_dim in (128, 256)
 
 
 # Fields of a model that a plan depends on; and those of the MLP, or of the experts in its place.

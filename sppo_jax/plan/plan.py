@@ -52,7 +52,7 @@ class Plan:
         kv_slots: sequences that a stage has in flight at once.
         predicted: predicted figures.
         ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes, tick by tick.
-        kernel: the attention kernel, "blockwise" or "cudnn".
+        kernel: the attention kernel, "blockwise", "cudnn" or "pallas".
         groups: the members of a document: "static": all of them; "flex": each document of a batch has its own.
         weights: "resident": a device holds the weights and the gradient sums of all layers of its stage during a step;
             "gathered": those of one group of layers at a time, and its share of all others.
@@ -296,6 +296,7 @@ def _facts(plan: Plan) -> rules.Facts:
         kind=plan.sequence_kind,
         ulysses=plan.ulysses,
         groups=plan.groups,
+        kernel=plan.kernel,
         schedule="table" if schedule.csv is not None else schedule.name,
         interleave=schedule.interleave,
         wave=schedule.wave,

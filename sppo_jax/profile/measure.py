@@ -16,6 +16,7 @@ from jax import lax
 
 from sppo_jax import hardware
 from sppo_jax.attention import sequence
+from sppo_jax.attention.pallas_blocks import target_of
 from sppo_jax.attention.sequence import Cache, Chunk, Split
 from sppo_jax.compat import to_device, to_host
 from sppo_jax.config import ExpertsConfig, ModelConfig
@@ -25,7 +26,7 @@ from sppo_jax.models.counts import ATTENTION_BACKWARD, LINEAR_BACKWARD, chunk_pa
 from sppo_jax.models.layers import DecoderLayer
 from sppo_jax.models.leaves import is_cast
 from sppo_jax.pipeline.block import Block, Projected, Weights
-from sppo_jax.plan.parts import cudnn_takes
+from sppo_jax.plan.parts import cudnn_takes, pallas_takes
 from sppo_jax.profile.tick import tick_seconds
 from sppo_jax.profile.timing import AXIS, Timer
 
@@ -128,8 +129,13 @@ def measure(model: ModelConfig, sizes: Sizes, say: Say = print) -> Profile:
     model = _without_experts(model)
     layer = DecoderLayer(model, rngs=nnx.Rngs(0))
     device, dtype = hardware.DEVICES[name], layer.dtype
-    is_taken = cudnn_takes(jnp.dtype(dtype).itemsize, model.head_dim, device.fused_head_dim)
-    kernel = device.kernel if is_taken else "blockwise"
+    itemsize = jnp.dtype(dtype).itemsize
+    is_taken = {
+        "blockwise": True,
+        "cudnn": cudnn_takes(itemsize, model.head_dim, device.fused_head_dim),
+        "pallas": pallas_takes(itemsize, model.head_dim),
+    }
+    kernel = device.kernel if is_taken[device.kernel] else "blockwise"
     say(f"{len(devices)} x {name}, {dtype.name}, {kernel} attention, all devices at once")
     matmul = _matmuls(timer, model, sizes, dtype, say)
     layer_flops_s, overhead_tokens = _layers(timer, model, layer, sizes, say)
@@ -277,12 +283,16 @@ def attention_work(model: ModelConfig, kernel: str, chunk: int, prefix: int, dty
 
     Args:
         model: gives heads and head size.
-        kernel: "cudnn" or "blockwise".
+        kernel: "cudnn", "pallas" or "blockwise".
         chunk: number of queries: the last chunk of a sequence, on a `seq` axis of size one.
         prefix: tokens before the chunk.
         dtype: dtype of queries, keys and values.
     """
-    total, split = prefix + chunk, Split(1, 1, "q", kernel)
+    total, target = prefix + chunk, None
+    if kernel == "pallas":
+        groups = model.num_heads // model.num_kv_heads
+        target = target_of(jax.devices()[0].device_kind, groups, jnp.dtype(dtype).itemsize)
+    split = Split(1, 1, "q", kernel, target=target)
     shape = (1, 1, model.num_kv_heads, total + chunk, model.head_dim)
     queries = (chunk, model.num_heads, model.head_dim)
 

@@ -4,8 +4,11 @@ The ring itself is `attention/ring.py`. Its hops are counted here, so that what 
 sends: with R members, what comes home makes R hops and what need not come home makes R - 1.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from sppo_jax.rules import KERNEL_TILE
 
 
 def travelling_keys(window: int, queries: int) -> int:
@@ -99,7 +102,7 @@ class Ring:
         ulysses: devices over which heads are spread.
         length: tokens of a sequence.
         asked: "kv" or "q" for every tick, or "auto" for the fewer bytes, tick by tick.
-        kernel: "blockwise" or "cudnn"; their backwards ask for different arrays.
+        kernel: the attention kernel; their backwards ask for different arrays.
         shape: attention of one device.
     """
 
@@ -155,7 +158,7 @@ class Ring:
                 travels = hops * shape.itemsize + self.members * shape.sum_bytes
                 return self._elements(shape, bound, tokens) * travels
             rows = tokens * self.ulysses * shape.num_heads
-            # The fused kernel asks for the whole output, the blockwise one for its product with the cotangent alone.
+            # cuDNN's kernel asks for the whole output, the others for its product with the cotangent alone.
             summary = shape.head_dim * shape.itemsize if self.kernel == "cudnn" else shape.sum_bytes
             travels = 2 * shape.head_dim * shape.itemsize + shape.sum_bytes + summary  # q, dout, LSE and the summary
             return rows * (hops * travels + self.members * shape.head_dim * shape.sum_bytes)
@@ -172,8 +175,9 @@ class Ring:
 
     def bound(self, reach: int) -> int:
         """Returns the keys of a member that may travel: a power-of-two share of a sequence, so that shapes are few."""
-        bound, seq = self.length, self.members * self.ulysses
-        while bound % 2 == 0 and bound // 2 >= reach and bound // 2 % seq == 0:
+        multiple = self.members * (math.lcm(self.ulysses, KERNEL_TILE) if self.kernel == "pallas" else self.ulysses)
+        bound = self.length
+        while bound % 2 == 0 and bound // 2 >= reach and bound // 2 % multiple == 0:
             bound //= 2
         return bound // self.members
 

@@ -111,7 +111,7 @@ def _pins(request: Request, find: Find) -> Iterator[Change]:
 
 def _length(request: Request, find: Find) -> list[Change]:
     """Returns the nearest length, found from the `seq` axes of a length that suits them all."""
-    sequence, tile = request.config.sequence, request.cluster.device.tile
+    sequence, tile = request.config.sequence, request.tile
     if request.table is not None or isinstance(sequence.chunks, tuple):
         return []
     total = max(request.cluster.num_devices, math.prod(request.config.mesh.pinned.values()))

@@ -63,7 +63,18 @@ def size(candidate: Candidate) -> Sized:
         ValueError: the candidate breaks a rule.
     """
     if candidate.places[0] == "period":
-        check(Facts(places=candidate.places, kv=candidate.kv, most_whole=candidate.layout.most_whole))
+        layout, config = candidate.layout, candidate.layout.request.config
+        check(
+            Facts(
+                places=candidate.places,
+                kv=candidate.kv,
+                most_whole=layout.most_whole,
+                seq=layout.mesh.seq,
+                ulysses=layout.split.ulysses,
+                window=config.model.shared_window(config.sequence.length),
+                kernel=layout.request.kernel,
+            )
+        )
     table, shape = outline_of(candidate), candidate.layout.shape
     stash, reason = choose_alpha(_stash_of(candidate), candidate.alpha, table, shape, _costs_of(candidate, table))
     return Sized(

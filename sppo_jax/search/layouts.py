@@ -73,7 +73,7 @@ class Layout:
     @property
     def multiple_tokens(self) -> int:
         """Chunk lengths are multiples of so many tokens."""
-        return self.mesh.seq * self.request.cluster.device.tile
+        return self.mesh.seq * self.request.tile
 
     @cached_property
     def shape(self) -> MemoryShape:
@@ -198,9 +198,14 @@ def _find(request: Request) -> tuple[list[Layout], list[Refused]]:
                     layers=rules.group_size(config.model.num_layers, mesh.pipe * interleave),
                     weights=weights,
                 )
-                for split in sequence_splits(config.model, config.sequence, mesh.seq, request.cluster.devices_per_host)
+                for split in _splits(request, mesh.seq)
             ]
     return found, refused
+
+
+def _splits(request: Request, seq: int) -> list[SequenceSplit]:
+    config, near = request.config, request.cluster.devices_per_host
+    return sequence_splits(config.model, config.sequence, seq, near, request.kernel)
 
 
 def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
@@ -223,7 +228,7 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         data=mesh.data,
         pipe=mesh.pipe,
         seq=mesh.seq,
-        tile=request.cluster.device.tile,
+        tile=request.tile,
         per_step=sequence.per_step,
         sequences=sequences,
         length=sequence.length,
@@ -233,6 +238,7 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         ulysses=sequence.ulysses,
         window=config.model.shared_window(sequence.length),
         groups=sequence.groups,
+        kernel=request.kernel,
         schedule=request.way.schedule,
         one_group_at_a_time=by_groups if weights == "gathered" or request.way.optimizer == "host" else None,
         interleave=interleave,

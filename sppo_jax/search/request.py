@@ -8,9 +8,10 @@ from typing import NamedTuple
 from sppo_jax import hardware
 from sppo_jax.config import Config, ModelConfig
 from sppo_jax.hardware import DEVICES, Cluster, Device, installed_spare, local_cluster, make_cluster, parse_cluster
+from sppo_jax.hardware.tpu_chips import TPU_CHIPS
 from sppo_jax.paths import local_path
-from sppo_jax.plan.parts import cudnn_takes
-from sppo_jax.rules import BREADTH_FIRST, Facts
+from sppo_jax.plan.parts import cudnn_takes, pallas_takes
+from sppo_jax.rules import BREADTH_FIRST, KERNEL_TILE, Facts, broken
 from sppo_jax.rules import check as check_rules
 from sppo_jax.schedule.check import check
 from sppo_jax.schedule.csv_format import from_csv
@@ -38,6 +39,7 @@ class Way:
     optimizer: str = "device"
 
 
+_NOTHING_KNOWN = Facts()
 # The breadth-first way that holds the least.
 USUAL = Way(schedule=BREADTH_FIRST)
 
@@ -61,6 +63,12 @@ class Request:
     kernel: str
     table: tuple[Table, str] | None
     way: Way
+
+    @property
+    def tile(self) -> int:
+        """The tokens of which a device's part of each chunk is a multiple."""
+        tile = self.cluster.device.tile
+        return math.lcm(tile, KERNEL_TILE) if self.kernel == "pallas" else tile
 
     @property
     def allows_breadth_first(self) -> bool:
@@ -107,12 +115,19 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
     _check_rules(config, cluster)
     compute_bytes = COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes)
     sequence = config.sequence
-    window = config.model.shared_window(sequence.length) if sequence.groups != "static" else 0
+    facts = Facts(
+        chunks=sequence.chunks if isinstance(sequence.chunks, tuple) else None,
+        window=config.model.shared_window(sequence.length),
+        groups=sequence.groups,
+        seq=config.mesh.pinned.get("seq"),
+        kind=None if sequence.kind == "auto" else sequence.kind,
+        ulysses=sequence.ulysses,
+    )
     return Request(
         config=config,
         cluster=cluster,
         compute_bytes=compute_bytes,
-        kernel=choose_kernel(config.model, cluster.device, compute_bytes, window),
+        kernel=choose_kernel(config.model, cluster.device, compute_bytes, facts),
         table=_read_table(config) if config.schedule.table is not None else None,
         way=way_for(config, Way()),
     )
@@ -170,24 +185,32 @@ def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:
     return replace(cluster, device=replace(device, **pinned), host_bytes=host_bytes, spare=spare)
 
 
-def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int, window: int = 0) -> str:
+def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int, facts: Facts = _NOTHING_KNOWN) -> str:
     """Returns the attention kernel: what the device runs best, where it takes the model's dtype and heads.
 
     Args:
         model: the model shape.
         device: the kind of device.
         compute_bytes: bytes of an activation.
-        window: tokens that a token attends to where documents have devices of their own; 0: no such window.
+        facts: what is known of chunks, window, groups and devices.
 
     Raises:
         ValueError: a kernel is asked for that does not take them.
     """
-    if window:
-        check_rules(Facts(window=window, groups="flex", kernel=None if model.kernel == "auto" else model.kernel))
+    if facts.window and facts.groups == "flex":
+        check_rules(replace(facts, kernel=None if model.kernel == "auto" else model.kernel))
         return "blockwise"
-    head_dim = max((kind.head_dim for kind in model.attention_kinds or [model]), key=lambda x: (x % 8 > 0, x))
-    possible = cudnn_takes(compute_bytes, head_dim, device.fused_head_dim)
-    if model.kernel == "cudnn" and not (possible and device.platform == "gpu"):
+    sizes = [kind.head_dim for kind in model.attention_kinds or [model]]
+    head_dim = max(sizes, key=lambda x: (x % 8 > 0, x))
+    is_taken = cudnn_takes(compute_bytes, head_dim, device.fused_head_dim)
+    possible = {"blockwise": True, "cudnn": is_taken, "pallas": all(pallas_takes(compute_bytes, x) for x in sizes)}
+    if model.kernel == "pallas" and not (possible["pallas"] and device.name in TPU_CHIPS):
+        raise ValueError(
+            "model.kernel=pallas must have a TPU (v5e or later), bfloat16 or float32, and a model.head_dim of 128 or "
+            f"256, got {device.name}, {compute_bytes} bytes an element and model.head_dim="
+            f"{', '.join(map(str, dict.fromkeys(sizes)))}; use model.kernel=blockwise"
+        )
+    if model.kernel == "cudnn" and not (is_taken and device.platform == "gpu"):
         raise ValueError(
             f"model.kernel=cudnn must have a GPU, bfloat16, and a model.head_dim up to {device.fused_head_dim} that is "
             f"a multiple of 8, got {device.name}, {compute_bytes} bytes an element and model.head_dim={head_dim}; use "
@@ -195,7 +218,8 @@ def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int, window
         )
     if model.kernel != "auto":
         return model.kernel
-    return device.kernel if possible else "blockwise"
+    is_suited = possible[device.kernel] and not any(broken(replace(facts, kernel=device.kernel)))
+    return device.kernel if is_suited else "blockwise"
 
 
 def _check_enough(config: Config, cluster: Cluster) -> None:

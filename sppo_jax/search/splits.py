@@ -19,7 +19,7 @@ class SequenceSplit:
 
 @lru_cache(maxsize=64)
 def sequence_splits(
-    model: ModelConfig, sequence: SequenceConfig, seq: int, devices_per_host: int
+    model: ModelConfig, sequence: SequenceConfig, seq: int, devices_per_host: int, kernel: str | None = None
 ) -> list[SequenceSplit]:
     """Returns the kinds of sequence parallelism to consider, fewest exchanges first.
 
@@ -31,25 +31,28 @@ def sequence_splits(
         sequence: the request.
         seq: devices of a stage.
         devices_per_host: devices of a host, which are neighbours on the `seq` axis.
+        kernel: the attention kernel; None: any.
 
     Raises:
         ValueError: the heads do not divide, or a factor does not divide `seq`.
     """
     if sequence.kind != "auto" or seq == 1:
-        return [split_sequence(model, sequence, seq)]
+        return [split_sequence(model, sequence, seq, kernel)]
     if sequence.ulysses:
-        return [split_sequence(model, _as_kind(sequence, sequence.ulysses, seq), seq)]
+        return [split_sequence(model, _as_kind(sequence, sequence.ulysses, seq), seq, kernel)]
     num_heads, num_kv_heads = model.shared_heads
     factors = divisors(math.gcd(num_heads, seq))
     near = [factor for factor in factors if factor <= devices_per_host]
     whole = [factor for factor in factors if num_kv_heads % factor == 0]
-    found = _on_rings(model, sequence, seq, {factors[-1], near[-1], whole[-1], 1})
-    return [split_sequence(model, _as_kind(sequence, factor, seq), seq) for factor in found]
+    found = _on_rings(model, sequence, seq, {factors[-1], near[-1], whole[-1], 1}, kernel)
+    return [split_sequence(model, _as_kind(sequence, factor, seq), seq, kernel) for factor in found]
 
 
-def _on_rings(model: ModelConfig, sequence: SequenceConfig, seq: int, factors: set[int]) -> list[int]:
+def _on_rings(
+    model: ModelConfig, sequence: SequenceConfig, seq: int, factors: set[int], kernel: str | None
+) -> list[int]:
     """Returns the factors, falling, whose rings the model's windows allow; all if there are none."""
-    facts = Facts(seq=seq, window=model.shared_window(sequence.length))
+    facts = Facts(seq=seq, window=model.shared_window(sequence.length), kernel=kernel)
     allowed = [factor for factor in factors if not any(broken(replace(facts, ulysses=factor)))]
     return sorted(allowed or factors, reverse=True)
 
@@ -60,13 +63,14 @@ def _as_kind(sequence: SequenceConfig, factor: int, seq: int) -> SequenceConfig:
     return replace(sequence, kind="hybrid", ulysses=factor)
 
 
-def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int) -> SequenceSplit:
+def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int, kernel: str | None = None) -> SequenceSplit:
     """Resolves the kind of sequence parallelism and its factors.
 
     Args:
         model: the model shape; heads must divide by the ulysses factor, key-value heads are replicated.
         sequence: the request.
         seq: devices of a stage.
+        kernel: the attention kernel; None: any.
 
     Raises:
         ValueError: the heads do not divide, or a factor does not divide `seq`.
@@ -76,7 +80,7 @@ def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int) -> Se
         kind = "ulysses" if num_heads % seq == 0 else "ring"
     check(Facts(num_heads=num_heads, kind=kind, ulysses=sequence.ulysses, seq=seq))
     factor = {"ring": 1, "ulysses": seq}.get(kind) or sequence.ulysses or _hybrid_factor(num_heads, seq)
-    check(Facts(ulysses=factor, seq=seq, window=model.shared_window(sequence.length)))
+    check(Facts(ulysses=factor, seq=seq, window=model.shared_window(sequence.length), kernel=kernel))
     return SequenceSplit(kind=kind, ulysses=factor, ring=seq // factor)
 
 

@@ -1,0 +1,96 @@
+"""How much of queries and keys a kernel for TPUs takes at a time.
+
+Letters: T queries, S keys, G query heads of a key-value head.
+"""
+
+from dataclasses import dataclass
+
+from sppo_jax.hardware.tpu_chips import TpuChip, chip_of
+from sppo_jax.rules import KERNEL_TILE
+
+LANES = KERNEL_TILE
+# Rows of queries (heads times tokens) that share a block of keys. A backward moves dK and dV once for all of them: with
+# so many, the products take longer than these moves on every chip.
+_ROWS = 4096
+_KEYS = 512
+_MOST_OF_PRODUCT = 1024
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What a step computes.
+
+    Args:
+        queries: tokens of a block, each with all heads of one key-value head.
+        keys: in a block.
+        rows: queries of one product within a step; divide `queries`.
+        cores: of a device.
+        vmem_bytes: limit of the memory for blocks.
+        is_interpreted: whether a CPU runs the kernel.
+    """
+
+    queries: int
+    keys: int
+    rows: int
+    cores: int
+    vmem_bytes: int
+    is_interpreted: bool = False
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the kernel is compiled for.
+
+    Args:
+        chip: that computes.
+        num_groups: G, the most of any layer.
+        itemsize: bytes of an element of queries and keys.
+    """
+
+    chip: TpuChip
+    num_groups: int
+    itemsize: int
+
+
+def target_of(kind: str, num_groups: int, itemsize: int) -> Target:
+    """Returns what the kernel is compiled for on a device, by jax's name of its kind.
+
+    Raises:
+        ValueError: the kernel takes neither the device nor elements of so many bytes.
+    """
+    if itemsize not in (2, 4):
+        raise ValueError(
+            f"model.kernel=pallas must have model.compute_dtype bfloat16 or float32, got {itemsize} bytes an element; "
+            "use model.kernel=blockwise"
+        )
+    return Target(chip_of(kind), num_groups, itemsize)
+
+
+def choose_blocks(target: Target, num_queries: int, num_keys: int) -> Blocks:
+    """Chooses the blocks of a chunk.
+
+    Args:
+        target: what the kernel is compiled for.
+        num_queries, num_keys: T and S.
+
+    Raises:
+        ValueError: T or S is not a multiple of 128.
+    """
+    if num_queries % LANES or num_keys % LANES:
+        raise ValueError(
+            f"model.kernel=pallas must get multiples of {LANES} queries and keys on a ring member, got {num_queries} "
+            f"queries and {num_keys} keys; change the chunks, or use model.kernel=blockwise"
+        )
+    chip, wide = target.chip, max(1, target.itemsize // 2)  # elements of 4 bytes take twice the memory
+    queries = _largest_part(num_queries, _ROWS // wide // target.num_groups)
+    keys = _largest_part(num_keys, _KEYS // wide)
+    rows = min(queries, _MOST_OF_PRODUCT // wide)
+    return Blocks(queries, keys, rows, chip.cores, chip.vmem_bytes, chip.is_interpreter)
+
+
+def _largest_part(size: int, most: int) -> int:
+    """Returns the largest power of two from 128 to `most` that divides `size`; at least 128."""
+    part = LANES
+    while part * 2 <= most and size % (part * 2) == 0:
+        part *= 2
+    return part

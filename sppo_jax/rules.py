@@ -65,7 +65,6 @@ class Facts:
         forwards_first: whether every forward of a step comes before its first backward.
         is_mixed: whether layers are of several kinds.
         most_whole: the most layers of a group that have neither a window nor a state.
-        has_sums: whether layers have experts, whose loads are summed by layer.
     """
 
     num_layers: int | None = None
@@ -102,7 +101,6 @@ class Facts:
     forwards_first: bool | None = None
     is_mixed: bool | None = None
     most_whole: int | None = None
-    has_sums: bool = False
 
     @property
     def unit(self) -> str:
@@ -178,8 +176,9 @@ def _layers_of_stages(facts: Facts) -> Broken | None:
 def _kinds_of_groups(facts: Facts) -> Broken | None:
     """One program serves all groups of all stages.
 
-    On one stage every group has as many layers of each stack, for a tick chooses by its group which kinds it runs. The
-    groups of several stages have the same kinds in the same order, because all stages make the same exchanges.
+    On one stage every group has as many layers of each stack, or one layer, for a tick chooses by its group which kinds
+    it runs. The groups of several stages have the same kinds in the same order, because all stages make the same
+    exchanges.
     """
     if not facts.kinds or facts.pipe is None:
         return None
@@ -199,12 +198,11 @@ def _kinds_of_groups(facts: Facts) -> Broken | None:
 def _ends_in_period(facts: Facts) -> bool:
     """Returns whether the last group of one stage is the beginning of a period, and all others are the period.
 
-    Its stack is filled with layers of zeros, which nothing runs. Where layers add up sums, they would count.
+    Its stacks are filled with layers of zeros, which nothing runs.
     """
     parts, count = facts.interleave or 1, len(facts.kinds)
     size = group_size(count, parts)
-    is_stack = facts.pipe == 1 and len(set(facts.stacks)) == 1 and not facts.has_sums
-    if not is_stack or not 1 < size < count or group_size(count, size) != parts:
+    if facts.pipe != 1 or not 1 < size < count or group_size(count, size) != parts:
         return False
     return all(kind == facts.kinds[number % size] for number, kind in enumerate(facts.kinds))
 
@@ -216,6 +214,8 @@ def _is_even(facts: Facts, parts: int) -> bool:
         return _ends_in_period(replace(facts, interleave=parts))
     if facts.pipe != 1:
         return facts.kinds[:size] * parts == facts.kinds
+    if size == 1:
+        return True
     names = facts.stacks or facts.kinds
     counts = [Counter(names[begin : begin + size]) for begin in range(0, len(names), size)]
     return all(count == counts[0] for count in counts)
@@ -548,8 +548,6 @@ def layers_per_virtual_stage(
     interleave: int,
     kinds: tuple[str | None, ...] = (),
     stacks: tuple[str, ...] = (),
-    *,
-    has_sums: bool = False,
 ) -> int:
     """Returns the layers of a virtual stage, of which the last one may have fewer; `kinds` and more as in `Facts`.
 
@@ -557,7 +555,7 @@ def layers_per_virtual_stage(
         Broken: the layers, or their kinds, do not divide evenly.
     """
     facts = Facts(num_layers=num_layers, pipe=pipe, interleave=interleave)
-    check(replace(facts, kinds=kinds, stacks=stacks, has_sums=has_sums))
+    check(replace(facts, kinds=kinds, stacks=stacks))
     return group_size(num_layers, pipe * interleave)
 
 

@@ -262,6 +262,12 @@ def draw_kinds(seed: int) -> Case:
     return with_norms(replace(case, plan=plan, model=model, dtype="float64"), seed)
 
 
+def in_lone_groups(case: Case) -> Case:
+    """Puts each layer of a breadth-first program into a group of its own, on one stage."""
+    data, pipe, seq = case.plan["mesh"]
+    return replace(case, plan=case.plan | {"mesh": (data * pipe, 1, seq), "interleave": case.model["num_layers"]})
+
+
 def with_norms(case: Case, seed: int) -> Case:
     """Gives a program other norms, scales and a cap of logits, and its kinds norms and a scale of their own."""
     draws, model = Draws(seed + 7000), case.model

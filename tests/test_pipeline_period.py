@@ -37,6 +37,21 @@ def test_a_last_group_that_is_a_part_of_a_period_has_the_dense_loss_and_gradient
     compare(Case(plan, model), 9, count=2, request=request)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["gathered", "resident"])
+@pytest.mark.parametrize(
+    ("num_layers", "layers"), [(8, "2x(wide,local,full),wide,local"), (7, "2x(local,wide,full),local")]
+)
+def test_a_last_group_may_have_layers_of_several_shapes_and_experts(num_layers, layers, weights, request):
+    """The last group has fewer layers of one shape, or none."""
+    plan = dict(chunks=(12, 6, 12), mesh=(1, 1, 2), schedule="breadth-first", interleave=3, weights=weights)
+    plan |= dict(places=("period", "host", "recompute"), alpha=1.0, kv="rebuild")
+    kinds = {"local": {"sliding_window": 8}, "wide": {"mlp_size": 9, "experts": {"count": 0}, "sliding_window": 4}}
+    experts = dict(count=4, chosen=2, size=5, balance=0.3, shared_size=0)
+    model = dict(num_layers=num_layers, layers=layers, kinds=kinds, experts=experts)
+    compare(Case(plan, model), 9, count=2, request=request)
+
+
 STATES = {"value_heads": 4, "key_heads": 2, "key_size": 4, "value_size": 6, "taps": 3}
 
 

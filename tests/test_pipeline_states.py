@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from combinations import in_lone_groups
 from delta_cases import plain_mix, worst
 from exactness import dense_step, quick_jit, random_batch, relative_errors, small_model, small_plan
 from flax import nnx
@@ -24,6 +25,7 @@ KINDS = {"state": {"mlp_size": STATE_MLP}}
 HYBRID = dict(num_layers=4, layers="2x(state,full)", kinds=KINDS)
 # Both orders of chunks; states alone.
 DRAWN_IN_CI = (46, 15)
+LONE_IN_CI = (105, 49, 87)
 DRAWN_SLOWLY = (2, 6, 37, 43, 45, 56, 70, 73)
 # Layers with a state beside attention.
 BY_GROUPS = dict(schedule="breadth-first", interleave=2)
@@ -99,6 +101,11 @@ def test_drawn_states_have_the_dense_loss_and_gradients(seed, request):
 @pytest.mark.parametrize("seed", DRAWN_SLOWLY)
 def test_more_drawn_states_have_the_dense_loss_and_gradients(seed, request):
     compare(draw_states(seed), seed, count=2, batches=packed_batches, request=request)
+
+
+@pytest.mark.parametrize("seed", LONE_IN_CI)
+def test_states_in_groups_of_one_layer_have_the_dense_loss_and_gradients(seed, request):
+    compare(in_lone_groups(draw_states(seed)), seed, count=2, batches=packed_batches, request=request)
 
 
 def compare_named(named, request):

@@ -30,6 +30,7 @@ from sppo_jax.pipeline.block import Weights
 from sppo_jax.pipeline.stage import Stage
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.costs import Recompute, StageShape, cost_model
+from sppo_jax.predict.group_layers import are_unlike
 from sppo_jax.predict.stash_bytes import token_bytes
 from sppo_jax.predict.states import state_work
 from sppo_jax.program.fold import unfold
@@ -130,14 +131,15 @@ def with_one_chunk_made_again(config):
 def with_kinds(config):
     """Returns the config of a model whose layers are of two kinds, of other heads, norms, MLPs or experts.
 
-    On one stage groups are unlike: they have one layer, and the first layer rotates otherwise.
+    On one stage groups are unlike: they have one layer, and the first layer rotates otherwise, or has other shapes.
     """
     groups = config.mesh.pipe * config.schedule.interleave
-    if config.mesh.pipe == 1 < groups:
-        model = dict(num_layers=groups, layers=f"near,{groups - 1}xfull", kinds={"near": {"rope": {"theta": 50.0}}})
-        return replace(config, model=replace(config.model, **model))
     local = {"head_dim": 2 * config.model.head_dim, "mlp_size": 40, "experts": {"count": 0}}
     local |= {"norms": "both", "mlp": "geglu", "query_scale": 0.3}
+    if config.mesh.pipe == 1 < groups:
+        near = {"rope": {"theta": 50.0}} if config.model.qk_norm else local
+        model = dict(num_layers=groups, layers=f"near,{groups - 1}xfull", kinds={"near": near})
+        return replace(config, model=replace(config.model, **model))
     model = dict(
         norms="behind",
         qk_norm_over_heads=config.model.qk_norm,
@@ -299,9 +301,14 @@ def test_stash_bytes_are_those_charged_class_by_class(plans):
             host = rows[name] * nbytes(jax.eval_shape(layout.host_part)) if name.uses_host else 0
             of_device, of_host = slot_bytes(name, token)
             charged = [of_device * (classes[name] + 1), of_host * rows[name]]
+            if are_unlike(config.model, shape.layers) and plan.stash.rest != "recompute":
+                # Layers of two shapes have some products of one shape, which share an array.
+                assert kept + host <= sum(charged) <= 1.5 * (kept + host), (plan.stash, name)
+                continue
             assert charged == [kept, host], (plan.stash, name)
             seen[bool(kept), bool(host)] += 1
-    assert min(seen[True, True], seen[True, False], seen[False, True]) > 10
+            seen["unlike"] += are_unlike(config.model, shape.layers)
+    assert min(seen[True, True], seen[True, False], seen[False, True]) > 10 and seen["unlike"]
     assert sum(plan.stash.attention_from > 0 for _, plan, _ in plans) > 10
     assert sum(bool(name.host_kv) for _, _, step in plans for name in step.program.stash.classes) > 10
     assert sum(bool(step.layers.states) for _, _, step in plans) > 10

@@ -48,6 +48,7 @@ from sppo_jax.models.stacks import of_stack, stack_names, stacks_of
 from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline import host_stash, layout, storage
 from sppo_jax.pipeline.block import Block, Weights
+from sppo_jax.pipeline.group_rows import rows_of_stacks
 from sppo_jax.pipeline.host_layers import HostLayers
 from sppo_jax.pipeline.host_stash import Stash
 from sppo_jax.pipeline.kinds import blocks_of, others_of
@@ -55,7 +56,7 @@ from sppo_jax.pipeline.mixing import StateShape, state_shape
 from sppo_jax.pipeline.probe import check_block
 from sppo_jax.pipeline.run import Sequences
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
-from sppo_jax.pipeline.shares import SharesLayout, Totals
+from sppo_jax.pipeline.shares import SharesLayout, Totals, sharing
 from sppo_jax.pipeline.stage import Layers, Stage
 from sppo_jax.pipeline.stash import StashLayout
 from sppo_jax.pipeline.state import TrainingState, evaluation_state, training_state
@@ -115,8 +116,7 @@ class Step:
             return ((None,) * layers_per_virtual_stage(num_layers, pipe, groups),) * groups
         config = self.model.config
         kinds = config.kind_names
-        has_sums = config.routed.count > 0
-        size = layers_per_virtual_stage(len(kinds), pipe, groups, kinds, config.stack_names, has_sums=has_sums)
+        size = layers_per_virtual_stage(len(kinds), pipe, groups, kinds, config.stack_names)
         return tuple(kinds[size * group : size * (group + 1)] for group in range(groups))
 
     def _traced(
@@ -162,9 +162,10 @@ class Step:
         for kind, shape in heads.items():
             caches.setdefault((shape.num_kv_heads, shape.head_dim, tails.get(kind)), []).append(kind)
         kv = tuple(map(tuple, caches.values()))
-        own = dict(tails=tails, states=_alike(states), state_shapes=states)
+        rows = rows_of_stacks(groups, self.stacks)
+        own = dict(tails=tails, states=_alike(states), state_shapes=states, rows=rows)
         layers = Layers(self.blocks, self.stacks, groups[0], groups, kv, tuple(shares), windows, **own)
-        return heads, layers, self._shares_layout(shares)
+        return heads, layers, self._shares_layout(shares, groups)
 
     def _traced_layer(self, kind: str | None, block: Block):
         """Returns the shapes of what a token gives to the mixer in a layer of a kind, of its state, and of shares."""
@@ -184,7 +185,7 @@ class Step:
         chosen = jax.eval_shape(block.choose, weights, x_TD, out)
         return projected, state, jax.eval_shape(block.after, weights, x_TD, out, chosen)[1]
 
-    def _shares_layout(self, shares: dict) -> SharesLayout | None:
+    def _shares_layout(self, shares: dict, groups: tuple[tuple[str | None, ...], ...]) -> SharesLayout | None:
         if not shares:
             return None
         (like, penalty), *others = shares.values()
@@ -193,7 +194,7 @@ class Step:
                 f"all kinds of layers that return shares must return the same, with one penalty, got other ones of "
                 f"{', '.join(map(str, shares))}; make their experts alike"
             )
-        return SharesLayout(like, penalty, self.plan, jnp.dtype(self.model.dtype))
+        return SharesLayout(like, penalty, self.plan, jnp.dtype(self.model.dtype), sharing(groups, tuple(shares)))
 
     def _check_state(self, shape: StateShape) -> None:
         """Checks that a plan can run layers with a state."""
@@ -473,10 +474,11 @@ class Step:
         embedding = shard(weights.embedding_VD, shares.embedding_VD)
         weights = weights._replace(layers=layers, embedding_VD=embedding, head_VD=head)
         wholes = jax.tree.map(whole, self.params["layers"])
-        sharded = ShardedLayers(shards, shares.layers, wholes)
+        rows = self.layers.rows
+        sharded = ShardedLayers(shards, shares.layers, wholes, rows=rows)
         if on_host:
             # An evaluation fetches whole shares.
-            sharded = HostLayers(shards, shares.layers, wholes, max(1, self.program.weights.num_parts))
+            sharded = HostLayers(shards, shares.layers, wholes, max(1, self.program.weights.num_parts), rows=rows)
         return weights, self._tables(weights, shares), sharded
 
     def _tables(self, weights: layout.Physical, shares: layout.Physical | None) -> VocabularyTables:

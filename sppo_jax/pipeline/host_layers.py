@@ -82,13 +82,13 @@ class HostLayers(ShardedLayers):
     def fetch(self, group, part):
         """Starts the copies of a part of a group's weights; of no elements for those on the device."""
 
-        def one(x):
+        def one(x, row):
             if not is_on_host(x):
                 return jnp.zeros(0, x.dtype)
             start, size = self._run(_share_size(x), part)
-            return to_device(buffers.read(_flat(x), (group, start), (1, size))).squeeze(0)
+            return to_device(buffers.read(_flat(x), (row, start), (1, size))).squeeze(0)
 
-        return jax.tree.map(one, self.shards)
+        return jax.tree.map(one, self.shards, self._nearest(group))
 
     def take(self, incoming, coming, part):
         """Returns the buffers of weights with a part that has come."""
@@ -115,24 +115,28 @@ class HostLayers(ShardedLayers):
 
         incoming = lax.fori_loop(come, self.num_parts, fetch_and_take, incoming)
 
-        def one(buffer, shard, arrived, share, like):
-            mine = arrived.reshape(shard.shape[2:]) if is_on_host(shard) else buffers.read_slot(shard, group).squeeze(0)
-            whole = gather_whole(mine, within_group(share), like)
-            return buffers.write_slot(buffer, slot, whole.reshape(like.shape[0], -1))
+        def change(layers, row, carried):
+            def one(buffer, arrived, shard, share, like):
+                given = arrived.reshape(shard.shape[2:]) if is_on_host(shard) else None
+                mine = buffers.read_slot(shard, row).squeeze(0) if given is None else given
+                whole = gather_whole(mine, within_group(share), like)
+                return buffers.write_slot(buffer, slot, whole.reshape(like.shape[0], -1))
 
-        return jax.tree.map(one, slots, self.shards, incoming, self.shares, self.wholes)
+            return jax.tree.map(one, *carried, layers.shards, layers.shares, layers.wholes), carried[1]
+
+        return self.of_stacks(group, change, (slots, incoming))[0]
 
     def write(self, sums, leaving, group, part):
         """Starts the copies of a part of a group's gradients to the host; returns all groups' sums."""
 
-        def one(total, buffer):
+        def one(total, buffer, row):
             if not is_on_host(total):
                 return total
             start, size = self._run(buffer.size, part)
             mine = to_host(buffers.read(buffer, (start,), (size,)))[None]
-            return lax.reshape(buffers.write(_flat(total), (group, start), mine), total.shape)
+            return lax.reshape(buffers.write(_flat(total), (row, start), mine), total.shape)
 
-        return jax.tree.map(one, sums, leaving)
+        return jax.tree.map(one, sums, leaving, self._nearest(group))
 
     def flush(self, sums, leaving, group, left):
         """Writes the parts of a group's gradients that have not left; these copies are exposed."""
@@ -151,24 +155,40 @@ class HostLayers(ShardedLayers):
         Returns:
             The totals, the sums with zeros in the slot, and the buffers with the group's share.
         """
-        squares = []
 
-        def one(total, buffer, away, share, like):
-            whole = buffers.read_slot(buffer, slot).reshape(like.shape)
-            mine = scatter_sum(whole, within_group(share)).reshape(total.shape[1:])
-            if not is_on_host(total):
-                return buffers.add(total, (group,), mine), away
-            squares.append(_squares(mine, share))
-            return total, mine.reshape(-1)
+        def change(layers, row, carried):
+            *carried, before = carried
+            squares = []
 
-        both = jax.tree.map(one, totals.sums, sums, leaving, self.shares, self.wholes)
-        new, leaving = jax.tree.transpose(jax.tree.structure(sums), jax.tree.structure((0, 0)), both)
-        totals = HostTotals(new, sum(squares, totals.squares))
-        leaving, sums = lax.optimization_barrier((leaving, sums))
-        # Zeros that wait for the scatters, as in `ShardedLayers.scatter`.
-        nothing = buffers.after(totals.squares)
-        zeroed = jax.tree.map(lambda x: buffers.write_slot(x, slot, jnp.full(x.shape[1:], nothing, x.dtype)), sums)
-        return totals, zeroed, leaving
+            def one(total, buffer, away, share, like):
+                whole = buffers.read_slot(buffer, slot).reshape(like.shape)
+                mine = scatter_sum(whole, within_group(share)).reshape(total.shape[1:])
+                if not is_on_host(total):
+                    return buffers.add(total, (row,), mine), away
+                squares.append(_squares(mine, share))
+                return total, mine.reshape(-1)
+
+            both = jax.tree.map(one, *carried, layers.shares, layers.wholes)
+            new, leaving = jax.tree.transpose(jax.tree.structure(carried[1]), jax.tree.structure((0, 0)), both)
+            of_all = sum(squares, before)
+            leaving, sums = lax.optimization_barrier((leaving, carried[1]))
+            # Zeros that wait for the scatters, as in `ShardedLayers.scatter`.
+            nothing = buffers.after(of_all)
+            zeroed = jax.tree.map(lambda x: buffers.write_slot(x, slot, jnp.full(x.shape[1:], nothing, x.dtype)), sums)
+            return new, zeroed, leaving, of_all
+
+        new, zeroed, leaving, squares = self.of_stacks(group, change, (totals.sums, sums, leaving, totals.squares))
+        return HostTotals(new, squares), zeroed, leaving
+
+    def _nearest(self, group):
+        """Returns for each array the row of a group, or the nearest one where the group has no layer of its stack.
+
+        What comes then is not used, and what leaves has left before.
+        """
+        if not self.rows:
+            return jax.tree.map(lambda _: group, self.shards)
+        of_stack = {name: self.rows[name].row(group) if name in self.rows else group for name in self.shards}
+        return jax.tree_util.tree_map_with_path(lambda path, _: of_stack[path[0].key], self.shards)
 
     def _run(self, num_elements: int, part) -> tuple[jax.Array, int]:
         """Returns where a part begins, and its elements; a slice that runs over the end of a share is shifted."""

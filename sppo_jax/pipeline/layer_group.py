@@ -107,7 +107,7 @@ def _forward_layer(stage, x, unit, at, memory, split, *, early=None, again=None)
     else:
         y, shares = block.after(weights, x, out, chosen)
     if unit.is_real_T is not None and again is None and at.kind in layers.shares:
-        place = (unit.sequence, unit.group, at.among(layers.shares))
+        place = (unit.sequence, stage.shares.row(unit.group), at.among(layers.shares))
         memory = memory._replace(
             shares_MvnW=buffers.add(memory.shares_MvnW, place, stage.shares.of_tokens(shares, unit.is_real_T))
         )
@@ -498,7 +498,7 @@ def _backward_after(stage, unit, at, dy, vjp_after, out, sums) -> _After:
         dshares = stage.shares.cotangents(unit.gradient_nW, at.among(of_group.shares), unit.is_real_T)
     dparams, dx, dout = vjp_after(out)((dy, dshares))
     stack = of_group.stacks[at.kind]
-    layers, place = of_stack(sums.layers, stack), (unit.sum_slot, of_group.in_stack(at))
+    layers, place = of_stack(sums.layers, stack), (stage.slot(stack, unit.sum_slot), of_group.in_stack(at))
     if not of_group.blocks[at.kind].chooses:
         return _After(dx, dout, (dparams,), layers, place, stack)
     # The gradients of all experts are as large as a tick's work: they are gone before the mixer's backward, and the

@@ -92,7 +92,8 @@ def to_physical(params: nnx.State, shapes: nnx.State, others: Any, plan: Plan) -
     def spread(x, like):
         if x.ndim > len(like.shape):
             return x
-        return _filled(x, groups * stages).reshape(groups, stages, -1, *x.shape[1:])
+        rows = min(groups, x.shape[0])  # of a stack of which only some groups have a layer
+        return _filled(x, rows * stages).reshape(rows, stages, -1, *x.shape[1:])
 
     def pad(x_VD):
         return jnp.pad(x_VD, ((0, -x_VD.shape[0] % stages), (0, 0)))

@@ -7,7 +7,9 @@ Letters: v groups of layers a stage.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,13 @@ from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.dtypes import accumulator
+from sppo_jax.models.stacks import of_stack
+from sppo_jax.pipeline.group_rows import GroupRows
+from sppo_jax.pipeline.kinds import with_part
 from sppo_jax.pipeline.storage import gather_whole, scatter_sum, within_group
+from sppo_jax.pipeline.when import when
+
+Some = TypeVar("Some", bound="ShardedLayers")
 
 
 @dataclass(frozen=True)
@@ -26,11 +34,13 @@ class ShardedLayers:
         shards: tree of this device's shares [v, layers, ...], in the dtype of the parameters.
         shares: the same tree, how each array is shared.
         wholes: the same tree, the shape of a group's whole array [layers, ...] and its dtype in a step.
+        rows: where a group lies in the stacks of which only some groups have layers.
     """
 
     shards: object
     shares: object
     wholes: object
+    rows: Mapping[str | None, GroupRows] = field(default_factory=dict, kw_only=True)
 
     def slots(self, count: int):
         """Returns zeros for the whole weights of so many groups, [slots, layers, elements]."""
@@ -52,14 +62,39 @@ class ShardedLayers:
         """Returns the totals in the shapes of the shares."""
         return jax.tree.map(lambda total, x: total.reshape(x.shape), totals, self.shards)
 
+    def of_stacks(self: Some, group, change: Callable[[Some, Any, tuple], tuple], carried: tuple) -> tuple:
+        """Returns what `change(layers, row, carried)` makes of what a group has: of a stack that it lacks nothing.
+
+        Args:
+            group: the group; it is the row where all groups have layers of each stack.
+            change: called once, or for each stack.
+            carried: trees like `shards`, and scalars, which go from stack to stack.
+        """
+        if not self.rows:
+            return change(self, group, carried)
+        for name in self.shards:
+            own = replace(self, rows={}, **{key: of_stack(getattr(self, key), name) for key in _TREES})
+            part = tuple(x if _is_scalar(x) else of_stack(x, name) for x in carried)
+            if name in self.rows:
+                row, has = self.rows[name].row(group), self.rows[name].has(group)
+                part = when(has, lambda part, own=own, row=row: change(own, row, part), part)
+            else:
+                part = change(own, group, part)
+            both = zip(carried, part, strict=True)
+            carried = tuple(new if _is_scalar(x) else with_part(x, name, new) for x, new in both)
+        return carried
+
     def gather(self, slots, group, slot):
         """Returns the slots with the weights of a group in one of them."""
 
-        def one(buffer, shard, share, like):
-            whole = gather_whole(buffers.read_slot(shard, group), within_group(share), like)
-            return buffers.write_slot(buffer, slot, whole.reshape(_flat(like)))
+        def change(layers, row, carried):
+            def one(buffer, shard, share, like):
+                whole = gather_whole(buffers.read_slot(shard, row), within_group(share), like)
+                return buffers.write_slot(buffer, slot, whole.reshape(_flat(like)))
 
-        return jax.tree.map(one, slots, self.shards, self.shares, self.wholes)
+            return (jax.tree.map(one, *carried, layers.shards, layers.shares, layers.wholes),)
+
+        return self.of_stacks(group, change, (slots,))[0]
 
     def scatter(self, totals, sums, group, slot):
         """Adds the sums of a group over the devices of the stage, and to this device's share of the totals.
@@ -68,20 +103,29 @@ class ShardedLayers:
             The totals, and the sums with zeros in the slot.
         """
 
-        def one(total, buffer, share, like):
-            whole = buffers.read_slot(buffer, slot).reshape(like.shape)
-            return buffers.add(total, (group,), scatter_sum(whole, within_group(share)))
-
-        totals = jax.tree.map(one, totals, sums, self.shares, self.wholes)
-        # Without the barrier XLA may copy the sums before it writes zeros.
-        totals, sums = lax.optimization_barrier((totals, sums))
-
         # Zeros of an only slot depend on no sums. XLA would put the scatter off behind the ticks of the next group, and
         # hold the sums of two groups; and it would make all zeros once, and hold them.
         def zeros(x, total):
             return buffers.write_slot(x, slot, jnp.full(x.shape[1:], buffers.after(total), x.dtype))
 
-        return totals, jax.tree.map(zeros, sums, totals)
+        def change(layers, row, carried):
+            def one(total, buffer, share, like):
+                whole = buffers.read_slot(buffer, slot).reshape(like.shape)
+                return buffers.add(total, (row,), scatter_sum(whole, within_group(share)))
+
+            totals = jax.tree.map(one, *carried, layers.shares, layers.wholes)
+            # Without the barrier XLA may copy the sums before it writes zeros.
+            totals, sums = lax.optimization_barrier((totals, carried[1]))
+            return totals, jax.tree.map(zeros, sums, totals)
+
+        return self.of_stacks(group, change, (totals, sums))
+
+
+_TREES = ("shards", "shares", "wholes")
+
+
+def _is_scalar(x: Any) -> bool:
+    return isinstance(x, jax.Array) and x.ndim == 0
 
 
 def _flat(like: jax.ShapeDtypeStruct) -> tuple[int, int]:

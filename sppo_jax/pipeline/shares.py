@@ -6,11 +6,12 @@ Each real token's share then has this gradient as its cotangent: nothing is coun
 
 All shares of a layer lie in one vector, so that there is one sum over the devices and one exchange between stages.
 
-Letters: M sequences of this pipeline, v groups a stage, P stages, n layers of a group, L layers of the model, T tokens
-of a tick on one device, W elements of a layer's shares.
+Letters: M sequences of this pipeline, v groups a stage whose layers return shares, P stages, n layers of a group, L
+layers of the model, T tokens of a tick on one device, W elements of a layer's shares.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +21,8 @@ from jax import lax
 from sppo_jax import buffers
 from sppo_jax.dtypes import accumulator
 from sppo_jax.models.decoder import sum_real
-from sppo_jax.pipeline.layout import SEQ
+from sppo_jax.pipeline.group_rows import GroupRows, rows_of
+from sppo_jax.pipeline.layout import SEQ, fit
 from sppo_jax.plan.plan import Plan
 
 PIPE = "pipe"
@@ -38,10 +40,33 @@ class Totals(NamedTuple):
     sums: Any
 
 
+class Sharing(NamedTuple):
+    """The layers of a stage that return shares.
+
+    Args:
+        layers: their number in each group.
+        rows: where the sums of a group lie, if only some groups have such layers.
+    """
+
+    layers: tuple[int, ...]
+    rows: GroupRows | None
+
+
+def sharing(groups: Sequence[Sequence[str | None]], kinds: Sequence[str | None]) -> Sharing:
+    """Returns which layers return shares.
+
+    Args:
+        groups: the kinds of the layers of each group of a stage.
+        kinds: the kinds whose layers return shares.
+    """
+    counts = tuple(sum(kind in kinds for kind in group) for group in groups)
+    return Sharing(counts, rows_of(groups, lambda kind: kind in kinds))
+
+
 class SharesLayout:
     """How the shares of a layer lie in a vector, and what becomes of their sums; for use inside `shard_map`."""
 
-    def __init__(self, like: Any, penalty, plan: Plan, dtype):
+    def __init__(self, like: Any, penalty, plan: Plan, dtype, layers: Sharing):
         """Keeps the shapes of one token's shares.
 
         Args:
@@ -49,16 +74,22 @@ class SharesLayout:
             penalty: see `models.balance.Penalty`; None: the sums are for reports alone.
             plan: gives stages, groups and sequences.
             dtype: compute dtype.
+            layers: those that return shares.
         """
+        self.layers, self.num_rows = layers, layers.rows.count if layers.rows else plan.schedule.interleave
         self.penalty, self.plan, self.dtype = penalty, plan, accumulator(dtype)
         leaves, self._tree = jax.tree.flatten(like)
         self._shapes = [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
         self.width = sum(math.prod(shape) for shape, _ in self._shapes)
 
-    def zeros(self, num_layers: int) -> jax.Array:
+    def zeros(self) -> jax.Array:
         """Returns the sums before the first tick, [M, v, n, W]."""
-        sizes = self.plan.sequences_per_pipeline, self.plan.schedule.interleave, num_layers, self.width
+        sizes = self.plan.sequences_per_pipeline, self.num_rows, max(self.layers.layers), self.width
         return jnp.zeros(sizes, self.dtype)
+
+    def row(self, group: jax.Array) -> jax.Array:
+        """Returns where the sums of a group's layers lie."""
+        return self.layers.rows.row(group) if self.layers.rows else group
 
     def of_tokens(self, shares: Any, is_real_T: jax.Array) -> jax.Array:
         """Returns the sum of the shares of a layer's real tokens, [W]."""
@@ -98,8 +129,9 @@ class SharesLayout:
             if self.plan.mesh.pipe > 1:
                 of_stages = lax.all_to_all(of_stages, PIPE, 0, 0)
         gradient_LW = jax.grad(lambda x: self._penalty(x))(self._in_order(of_stages)) / self._num_losses
-        vPnW = self.plan.schedule.interleave, self.plan.mesh.pipe, sums_MvnW.shape[2], self.width
-        return gradient_LW.reshape(vPnW)[group, lax.axis_index(PIPE)]
+        vPnW = self.num_rows, self.plan.mesh.pipe, sums_MvnW.shape[2], self.width
+        gradient_LW = fit(gradient_LW, (math.prod(vPnW[:3]), self.width))
+        return gradient_LW.reshape(vPnW)[self.row(group), lax.axis_index(PIPE)]
 
     def totals(self, sums_MvnW: jax.Array) -> Totals:
         """Returns what the shares come to, from the sums of this device at the end of a step."""
@@ -122,8 +154,9 @@ class SharesLayout:
         return self.penalty(self._tree_of(sums_LW)).astype(self.dtype)
 
     def _in_order(self, of_stages: jax.Array) -> jax.Array:
-        """[P, v, n, W] -> [L, W]."""
-        return jnp.swapaxes(of_stages, 0, 1).reshape(-1, self.width)
+        """[P, v, n, W] -> [L, W]; the last group may have fewer layers."""
+        num_layers = self.plan.mesh.pipe * sum(self.layers.layers)
+        return jnp.swapaxes(of_stages, 0, 1).reshape(-1, self.width)[:num_layers]
 
     def _tree_of(self, sums_LW: jax.Array) -> Any:
         return jax.tree.unflatten(self._tree, self._cut(sums_LW))

@@ -18,6 +18,7 @@ from sppo_jax.mixers.mixer import Operands
 from sppo_jax.models.stacks import of_stack
 from sppo_jax.pipeline import mixing
 from sppo_jax.pipeline.block import Block, Projected, Residuals, Weights
+from sppo_jax.pipeline.group_rows import GroupRows
 from sppo_jax.pipeline.kinds import WHOLE, At, Number
 from sppo_jax.pipeline.shares import SharesLayout
 from sppo_jax.pipeline.stash import KEYS_VALUES, STATE, TAILS, StashLayout, chunk_entries
@@ -47,6 +48,7 @@ class Layers:
         tails: the shape [K, W, H] of a tail, of kinds whose caches hold a tail and a chunk; see `pipeline.period`.
         states: the kinds of each buffer of states, which have one shape.
         state_shapes: of each kind whose layers have a state.
+        rows: where the layers of a group lie in the stacks of which only some groups have layers.
         traced: the shapes that `Stage.shapes` has found in one trace; every tick of a program asks for some.
     """
 
@@ -60,6 +62,7 @@ class Layers:
     tails: Mapping[str | None, tuple[int, int, int]] = field(default_factory=dict)
     states: tuple[tuple[str | None, ...], ...] = ()
     state_shapes: Mapping[str | None, mixing.StateShape] = field(default_factory=dict)
+    rows: Mapping[str | None, GroupRows] = field(default_factory=dict)
     traced: dict[tuple, "LayerShapes"] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -79,6 +82,10 @@ class Layers:
         """Returns a layer's number among those of the group whose parameters are in its stack."""
         stack = self.stacks[at.kind]
         return at.among([kind for kind, name in self.stacks.items() if name == stack])
+
+    def row(self, stack: str | None, group: jax.Array) -> jax.Array:
+        """Returns where the layers of a group lie in a stack."""
+        return self.rows[stack].row(group) if stack in self.rows else group
 
     def attends_to_all(self, kind: str | None) -> bool:
         """Returns whether a kind's layers have keys and values of a whole sequence."""
@@ -132,6 +139,15 @@ class Stage:
         """Returns the same stage with these parameters in its slots."""
         return Stage(self.layers, self.weights, self.places, self.shares, slots)
 
+    @property
+    def is_resident(self) -> bool:
+        """Whether the slots are those of all groups."""
+        return self.slots is self.weights.params
+
+    def slot(self, stack: str | None, slot: jax.Array) -> jax.Array:
+        """Returns where the layers of a stack lie in a slot, which is a group's number where weights are resident."""
+        return self.layers.row(stack, slot) if self.is_resident else slot
+
     def layer_weights(self, unit: "Unit", at: At, x: jax.Array) -> Weights:
         """Picks one layer's weights; `x` is what the layer works on.
 
@@ -146,9 +162,10 @@ class Stage:
         def pick(x, like, slot):
             return buffers.read(x, (slot, number), x.shape[2:]).reshape(like.shape[2:])
 
+        weight_slot, row = self.slot(stack, unit.weight_slot), self.layers.row(stack, unit.group)
         slots, likes, others = (of_stack(x, stack) for x in (self.slots, *self.weights))
-        params = jax.tree.map(lambda x, like: pick(x, like, unit.weight_slot), slots, likes)
-        return Weights(params, jax.tree.map(lambda x: pick(x, x, unit.group), others))
+        params = jax.tree.map(lambda x, like: pick(x, like, weight_slot), slots, likes)
+        return Weights(params, jax.tree.map(lambda x: pick(x, x, row), others))
 
     def shapes(self, kind: str | None, x_TD: jax.ShapeDtypeStruct, positions_T: jax.ShapeDtypeStruct) -> "LayerShapes":
         """Traces one layer of a kind abstractly, once for each length."""

@@ -147,7 +147,7 @@ def training_state(
         grads=Physical(layers=(), final_norm=norm, **{"head_VD": None} | tables.totals()),
         loss=jnp.zeros((), accumulator(tables.dtype)),
         order=jnp.zeros((), jnp.int32),
-        shares_MvnW=run.stage.shares.zeros(_num_sharing(run)) if run.stage.shares else None,
+        shares_MvnW=run.stage.shares.zeros() if run.stage.shares else None,
         states=_states(run, program.prefixes.num_slots),
         dstates=_states(run, program.prefixes.num_grad_slots),
     )
@@ -162,11 +162,6 @@ def _states(run: Run, num_slots: int) -> tuple[Any, ...]:
         return jax.tree.map(lambda x: jnp.zeros((*lead, *x.shape), x.dtype), layers.state_shapes[kinds[0]].state)
 
     return tuple(map(zeros, layers.states))
-
-
-def _num_sharing(run: Run) -> int:
-    """Returns the layers of a group that return shares."""
-    return run.stage.layers.count(run.stage.layers.shares)
 
 
 def _register(run: Run) -> jax.Array:

@@ -5,8 +5,9 @@ step changes these zeros, because their gradients are zeros. A step gathers the 
 the zeros off.
 
 Layers are stored where they run. With v groups a stage and P stages, layers [L, ...] are stored as [v, P, layers, ...],
-so no layer crosses stages in a step. Where the last group has fewer layers, layers of zeros fill it. Checkpoints and
-callers have the layers in order, [L, ...]. With v = 1 both are [L, ...].
+so no layer crosses stages in a step. Where the last group has fewer layers, layers of zeros fill it. Where groups are
+lone layers of several shapes, each stack has a row for each of its layers. Checkpoints and callers have the layers in
+order, [L, ...]. With v = 1 both are [L, ...].
 
 Two cuts may fall within a mesh axis. Then the parameter lies on a mesh of the same devices in the same order whose axis
 is divided.
@@ -76,7 +77,8 @@ def home_of(name: str, shape: tuple[int, ...], plan: Plan, *, in_order: bool = F
     mesh, shape = plan.mesh, tuple(shape)
     if name == "layers":
         groups = 1 if in_order else plan.schedule.interleave
-        stacked = shape[:1] if groups == 1 else (groups, mesh.pipe, group_size(shape[0], groups * mesh.pipe))
+        rows = min(groups, shape[0])
+        stacked = shape[:1] if groups == 1 else (rows, mesh.pipe, group_size(shape[0], groups * mesh.pipe))
         cuts = spread(shape[1:], mesh.data, mesh.seq)
         moved = tuple(Cut(cut.dim + len(stacked), cut.parts) for cut in cuts)
         return Home((*stacked, *padded(shape[1:], cuts)), (*stacked, *shape[1:]), Share(moved), int(groups > 1))

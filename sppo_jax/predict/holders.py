@@ -10,14 +10,15 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from sppo_jax.models.counts import expert_arrays, layer_costs, num_tables
+from sppo_jax.models.counts import layer_costs, num_tables
 from sppo_jax.models.state_counts import device_bytes, state_counts
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.predict.experts import expert_work
 from sppo_jax.predict.fitted import NUMBERS, Numbers
+from sppo_jax.predict.group_layers import are_unlike, group_caches, group_costs, group_experts, group_stacks
 from sppo_jax.predict.period import ends_in_windows, key_value_elements, made_again_bytes
 from sppo_jax.predict.shape import MemoryShape
-from sppo_jax.predict.stage_params import largest_matrix, stage_params_of, table_params
+from sppo_jax.predict.stage_params import largest_matrix, layer_share, stage_params_of, table_params
 from sppo_jax.predict.stash_bytes import StashBytes
 from sppo_jax.predict.states import state_bytes_of_group, stretch_bytes
 from sppo_jax.predict.workspace import kv_heads_per_device, workspace_bytes
@@ -180,8 +181,8 @@ def _experts_again(shape: MemoryShape, held: Held) -> list[Holder]:
     resident = shape.weights == "resident"
     if not (shape.platform == "tpu" and shape.works_on_copies if resident else held.is_one_chunk):
         return []
-    of_kinds = shape.model.counts(shape.layers * (held.num_groups if resident else 1))
-    params = sum(count * sum(map(math.prod, expert_arrays(kind))) for kind, count in of_kinds)
+    groups = replace(shape, layers=shape.layers * held.num_groups) if resident else shape
+    params = sum(map(math.prod, group_experts(groups)))
     moments = TICKS if resident else BACKWARD | {"forward"}
     return [Holder("weights", params * shape.compute_bytes, moments)] if params else []
 
@@ -251,11 +252,9 @@ def _prefixes(shape: MemoryShape, stash: StashPlan, held: Held) -> list[Holder]:
     if stash.inputs == "period":
         of_group = key_value_elements(shape, held.prefix_tokens, held.tick_tokens * shape.ulysses, padded)
     else:
-        of_kinds = shape.model.counts(shape.layers)
         elements = (
             count * kv_heads_per_device(kind, shape.ulysses) * padded(kind.head_dim)
-            for kind, count in of_kinds
-            if state_counts(kind) is None
+            for kind, count in group_caches(shape)
         )
         of_group = held.prefix_tokens * 2 * sum(elements)
     kv = of_group * held.kv_prefixes * shape.compute_bytes
@@ -469,12 +468,14 @@ def on_way_bytes(shape: MemoryShape, num_groups: int, num_stages: int, num_parts
     if shape.optimizer == "device":
         return 0, 0
     share = stage_params_of(shape, num_groups, num_stages).matrices // num_groups
+    if are_unlike(shape.model, shape.layers):
+        share = sum(count * layer_share(kind, shape.data, shape.seq) for kind, count in group_stacks(shape))
     part = 4 * -(-share // num_parts)
     return share * shape.compute_bytes + part, share * shape.sum_bytes + part
 
 
 def _params_of_group(shape: MemoryShape) -> int:
-    return int(shape.layers * layer_costs(shape.model).params)
+    return group_costs(shape).params
 
 
 def _params_of_tables(shape: MemoryShape, num_stages: int) -> int:

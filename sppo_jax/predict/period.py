@@ -3,14 +3,14 @@
 The groups of a stage take turns in the same buffers, which have room for the most layers of any group.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.models.counts import layer_costs
 from sppo_jax.models.state_counts import device_bytes, state_counts
 from sppo_jax.plan.parts import StashPlan
+from sppo_jax.predict.group_layers import group_costs, most_layers
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.workspace import kv_heads_per_device
 from sppo_jax.program.stash import TokenBytes
@@ -22,22 +22,6 @@ CHOICE_BYTES = 2
 def tail_keys(model: ModelConfig, shape: MemoryShape) -> int:
     """Returns the keys of a tail on one ring member, in layers of a kind; 0 for a kind without a window."""
     return model.window_within(shape.length) // (shape.seq // shape.ulysses) if shape.length else 0
-
-
-def most_layers(shape: MemoryShape, key: Callable[[ModelConfig], Any]) -> dict[Any, int]:
-    """Returns for each key the most layers of a group whose kinds have it; kinds with None are left out."""
-    found: dict[Any, int] = {}
-    for group in _groups(shape):
-        counts = Counter(key(kind) for kind in group)
-        found = {one: max(counts[one], found.get(one, 0)) for one in {*counts, *found}}
-    return {one: count for one, count in found.items() if one is not None}
-
-
-def _groups(shape: MemoryShape) -> Iterator[list[ModelConfig]]:
-    model, size = shape.model, shape.layers
-    names = model.kind_names
-    for group in dict.fromkeys(names[begin : begin + size] for begin in range(0, len(names), size)):
-        yield [model.of_kind(name) if model.layers else model for name in group]
 
 
 def period_bytes(shape: MemoryShape, stash: StashPlan) -> TokenBytes:
@@ -115,6 +99,6 @@ def ends_in_windows(shape: MemoryShape) -> bool:
 
 def made_again_bytes(shape: MemoryShape, tokens: int) -> int:
     """Returns the bytes of what a group that runs again makes: inputs, outputs and LSE of all its layers."""
-    layer, size = layer_costs(shape.model), shape.compute_bytes
-    of_layer = (layer.input_elements + layer.attention_elements) * size + shape.sum_bytes * layer.lse_elements
-    return int(shape.layers * tokens * of_layer)
+    group, size = group_costs(shape), shape.compute_bytes
+    inputs = shape.layers * shape.model.hidden_size
+    return tokens * ((inputs + group.attention_elements) * size + shape.sum_bytes * group.lse_elements)

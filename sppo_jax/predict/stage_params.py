@@ -42,7 +42,7 @@ def stage_params(model: ModelConfig, layers: int, pipe: int, data: int, seq: int
     whole, matrices, vectors = tables * math.prod(table), 0, 0
     for kind, count in model.counts(layers):
         whole += count * layer_params(kind)
-        matrices += count * sum(_share(dims, data, seq) for dims in layer_matrices(kind))
+        matrices += count * layer_share(kind, data, seq)
         vectors += count * sum(_share(dims, data, seq) for dims in layer_vectors(kind))
     of_tables = tables * _share(table, data, seq)
     # Every device has the final norm.
@@ -53,6 +53,11 @@ def stage_params(model: ModelConfig, layers: int, pipe: int, data: int, seq: int
 def stage_params_of(shape: MemoryShape, num_groups: int, num_stages: int) -> StageParams:
     """Returns the parameters of a stage of so many groups of layers."""
     return stage_params(shape.model, shape.layers * num_groups, num_stages, shape.data, shape.seq)
+
+
+def layer_share(model: ModelConfig, data: int, seq: int) -> int:
+    """Returns a device's share of the matrices of a layer, where all layers are alike."""
+    return sum(_share(dims, data, seq) for dims in layer_matrices(model))
 
 
 def table_params(model: ModelConfig, num_stages: int) -> int:

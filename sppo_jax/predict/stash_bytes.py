@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from sppo_jax.models.counts import layer_costs
 from sppo_jax.plan.check_stash import STASH_PLACES
 from sppo_jax.plan.parts import StashPlan
+from sppo_jax.predict.group_layers import group_costs
 from sppo_jax.predict.period import CHOICE_BYTES, period_bytes
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.states import state_bytes_of_group
@@ -42,25 +42,24 @@ def token_bytes(shape: MemoryShape, stash: StashPlan) -> TokenBytes:
     """Returns the bytes that a virtual stage stashes of a token."""
     if stash.inputs == "period":
         return period_bytes(shape, stash)
-    layer, size = layer_costs(shape.model), shape.compute_bytes
-    inputs, choices = layer.input_elements * size, CHOICE_BYTES * layer.choices
-    attention = layer.attention_elements * size + shape.sum_bytes * layer.lse_elements
+    group, size = group_costs(shape), shape.compute_bytes
+    of_layer, choices = shape.model.hidden_size * size, CHOICE_BYTES * group.choices
+    attention = group.attention_elements * size + shape.sum_bytes * group.lse_elements
     of_place = dict.fromkeys(STASH_PLACES, 0)
-    of_place[stash.inputs] += inputs
+    of_place[stash.inputs] += shape.layers * of_layer
     # Choices of experts go where the layer inputs go, and are never made again.
     of_place["keep" if stash.inputs == "recompute" else stash.inputs] += choices
     of_place[stash.attention] += attention
-    rest = layer.rest_elements * size + shape.sum_bytes * layer.rest_sums
+    rest = group.rest_elements * size + shape.sum_bytes * group.rest_sums
     # Without the layers' inputs, the virtual stage's input is what everything is computed from.
-    chunk_input = inputs if stash.inputs == "recompute" else 0
-    # Of several kinds of layers these are means, which times the layers of a group are whole.
+    chunk_input = of_layer if stash.inputs == "recompute" else 0
     return TokenBytes(
-        kept=int(shape.layers * (of_place["keep"] + (rest if stash.rest == "keep" else 0))) + chunk_input,
-        shared=int(shape.layers * of_place["host"]),
-        rest=int(shape.layers * rest) if stash.rest == "host" else 0,
-        kv=int(shape.layers * layer.kv_elements) * size if stash.kv == "host" else 0,
-        kept_attention=int(shape.layers * attention) if stash.attention == "keep" else 0,
-        shared_attention=int(shape.layers * attention) if stash.attention == "host" else 0,
+        kept=of_place["keep"] + (rest if stash.rest == "keep" else 0) + chunk_input,
+        shared=of_place["host"],
+        rest=rest if stash.rest == "host" else 0,
+        kv=group.kv_elements * size if stash.kv == "host" else 0,
+        kept_attention=attention if stash.attention == "keep" else 0,
+        shared_attention=attention if stash.attention == "host" else 0,
         states=state_bytes_of_group(shape),
     )
 
@@ -104,7 +103,7 @@ def refetch_bytes(of_class: StashClass, shape: MemoryShape, stash: StashPlan) ->
         token = token_bytes(shape, stash)
         of_tokens = of_class.host_inputs * (token.shared - token.shared_attention)
         return of_tokens + token.tails * (of_class.host_inputs > 0)
-    return of_class.host_inputs * shape.layers * layer_costs(shape.model).input_elements * shape.compute_bytes
+    return of_class.host_inputs * shape.layers * shape.model.hidden_size * shape.compute_bytes
 
 
 def fetched_bytes(of_class: StashClass, shape: MemoryShape, stash: StashPlan) -> int:

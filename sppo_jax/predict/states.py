@@ -7,6 +7,7 @@ from sppo_jax.config import ModelConfig
 from sppo_jax.mixers.delta_work import longest_stretch
 from sppo_jax.models.counts import layer_costs
 from sppo_jax.models.state_counts import device_bytes, state_counts
+from sppo_jax.predict.group_layers import group_states
 from sppo_jax.predict.shape import MemoryShape
 
 # The share of the FLOP/s of matrix products that a mixer reaches: small products in float32, one after another.
@@ -64,12 +65,10 @@ def state_work(model: ModelConfig, seq: int) -> StateWork | None:
 
 def state_bytes_of_group(shape: MemoryShape) -> int:
     """Returns the bytes of the states of a group of layers on one device, each of one chunk or sequence."""
-    found = 0
-    for kind, count in shape.model.counts(shape.layers):
-        counts = state_counts(kind)
-        if counts is not None:
-            found += count * device_bytes(counts.keeps, shape.seq, shape.compute_bytes, shape.sum_bytes)
-    return found
+    return sum(
+        count * device_bytes(counts.keeps, shape.seq, shape.compute_bytes, shape.sum_bytes)
+        for counts, count in group_states(shape)
+    )
 
 
 def stretch_bytes(model: ModelConfig, tokens: int, seq: int, sum_bytes: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from sppo_jax.config import ModelConfig
 from sppo_jax.models.state_counts import has_attention, state_counts, state_heads
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.costs import CostModel, Recompute, StageShape, Weights, cost_model
-from sppo_jax.predict.period import most_layers
+from sppo_jax.predict.group_layers import most_layers
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, divisors
 from sppo_jax.schedule.turns import collective_counts
@@ -217,7 +217,6 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         num_layers=config.model.num_layers,
         kinds=config.model.kind_names if config.model.layers else (),
         stacks=config.model.stack_names if config.model.layers else (),
-        has_sums=config.model.routed.count > 0,
         num_heads=config.model.shared_heads[0],
         state_heads=state_heads(config.model),
         attends=attends,
@@ -303,8 +302,7 @@ def _divides(request: Request, pipe: int, interleave: int) -> bool:
     model = request.config.model
     if not model.layers:
         return True
-    has_sums = model.routed.count > 0
-    facts = Facts(kinds=model.kind_names, stacks=model.stack_names, pipe=pipe, interleave=interleave, has_sums=has_sums)
+    facts = Facts(kinds=model.kind_names, stacks=model.stack_names, pipe=pipe, interleave=interleave)
     return not tuple(rules.broken(facts))
 
 

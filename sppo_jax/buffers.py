@@ -47,6 +47,21 @@ def read_slot(buffer: jax.Array, slot: jax.Array) -> jax.Array:
     return lax.dynamic_index_in_dim(buffer, index, 0, keepdims=False, allow_negative_indices=False)
 
 
+def pick(x: jax.Array, index) -> jax.Array:
+    """Returns `x[index]`, where no index is negative.
+
+    Args:
+        x: an array.
+        index: a whole number, known or not, or an array of several.
+    """
+    return x[index] if isinstance(index, int) or index.ndim else read_slot(x, index)
+
+
+def quotient(x: jax.Array, by: int) -> jax.Array:
+    """Returns `x // by` of whole numbers that are not negative; `//` itself is ten operations."""
+    return x if by == 1 else lax.div(x, jnp.asarray(by, x.dtype))
+
+
 def write_slot(buffer: jax.Array, slot: jax.Array, value: jax.Array) -> jax.Array:
     """Returns the buffer with `buffer[slot] = value`; safe on a host buffer."""
     index = jnp.asarray(slot, jnp.int32)

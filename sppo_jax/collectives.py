@@ -421,11 +421,10 @@ def _followed(jaxpr: Jaxpr, needs: Sequence[int]) -> dict:
 
 def _never(others: Sequence[jax.Array]) -> jax.Array:
     """Returns false once the others exist: whether one is no number and a number, which no compiler sees through."""
-    never = jnp.zeros((), bool)
+    total = jnp.zeros((), jnp.float32)
     for other in others:
-        first = lax.convert_element_type(other[(0,) * other.ndim], jnp.float32)
-        never |= (first != first) & (first == first)
-    return never
+        total += lax.convert_element_type(other[(0,) * other.ndim], jnp.float32)
+    return (total != total) & (total == total)
 
 
 def _wait(x: jax.Array, others: Sequence[jax.Array]) -> jax.Array:

@@ -28,12 +28,12 @@ NUM_STEPS, NOT_FINITE, LENGTH = 20, (4, 11), 32
 CONFIG = OptimizerConfig(lr=0.02, warmup_steps=3, clip_norm=4.0, place="host")
 # One device, and two pipelines of two stages.
 MESHES = {"one": (1, 1, 1), "four": (2, 2, 1)}
-MODEL = dict(num_layers=4, qkv_bias=True)
+MODEL, NUM_GROUPS = dict(num_layers=4, qkv_bias=True), 2
 
 
 def plan_on(mesh, optimizer="host") -> Plan:
     sequences = 2 // mesh[0]
-    order = dict(schedule="breadth-first", interleave=2, kv="rebuild", wave=sequences, sequences=sequences)
+    order = dict(schedule="breadth-first", interleave=NUM_GROUPS, kv="rebuild", wave=sequences, sequences=sequences)
     places = dict(places=("host", "recompute", "recompute"), alpha=1.0)
     # Three parts of a share, or six, which do not divide it.
     return small_plan((12, 12, 8), mesh=mesh, **order, **places, weights="gathered", optimizer=optimizer)
@@ -150,9 +150,12 @@ def test_twenty_steps_with_the_optimizer_on_the_host_are_those_of_the_dense_mode
 
 
 @pytest.mark.slow
-def test_layers_with_a_state_train_too(x64, monkeypatch):
+@pytest.mark.parametrize("num_groups", [2, 4])
+def test_layers_with_a_state_train_too(num_groups, x64, monkeypatch):
+    """In groups of two layers, and of one, which have parameters of other shapes."""
     module = sys.modules[__name__]
     monkeypatch.setattr(module, "MODEL", dict(num_layers=4, layers="2x(delta,full)"))
+    monkeypatch.setattr(module, "NUM_GROUPS", num_groups)
     monkeypatch.setitem(MESHES, "seq", (1, 1, 2))
     for cached in (dense, run_in_float64):
         monkeypatch.setattr(module, cached.__name__, cached.__wrapped__)

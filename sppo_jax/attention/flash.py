@@ -75,7 +75,7 @@ def _past_piece(spans: Spans, step, tile: int) -> _Piece:
 
 def _document_piece(spans: Spans, number, size: int, window: int) -> _Piece:
     at, queries, begin, keys = (
-        x[number] for x in (spans.query_begin, spans.query_count, spans.key_begin, spans.key_count)
+        buffers.pick(x, number) for x in (spans.query_begin, spans.query_count, spans.key_begin, spans.key_count)
     )
     return _Piece(at, queries, begin, keys, size, causal=True, window=window)
 

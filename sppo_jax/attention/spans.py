@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
+from sppo_jax import buffers
 from sppo_jax.attention.tags import Tags
 
 _FAR = 2**31 - 1
@@ -42,14 +44,16 @@ class Spans(NamedTuple):
 
     def take(self, index) -> "Spans":
         """Picks one row of stacked spans."""
-        return Spans(*(x[index] for x in self))
+        return Spans(*(buffers.pick(x, index) for x in self))
 
 
 def shift_rows(x: jax.Array, by, dim: int, fill=0) -> jax.Array:
     """Moves rows along `dim` by `by` places (later if positive, at most all of them) and fills the gap with `fill`."""
     size = x.shape[dim]
-    padding = [(size, size) if d == dim else (0, 0) for d in range(x.ndim)]
-    return jax.lax.dynamic_slice_in_dim(jnp.pad(x, padding, constant_values=fill), size - by, size, dim)
+    padding = [(size, size, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
+    padded = lax.pad(x, jnp.asarray(fill, x.dtype), padding)
+    first = [size - by if d == dim else 0 for d in range(x.ndim)]
+    return buffers.read(padded, tuple(first), x.shape)
 
 
 def find_spans(query_documents_T: jax.Array, key_documents_S: jax.Array, start, later, window: int = 0) -> Spans:

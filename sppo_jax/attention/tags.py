@@ -8,6 +8,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sppo_jax import buffers
+
 _FAR = 2**31 - 1
 
 
@@ -19,7 +21,7 @@ class Tags(NamedTuple):
 
     def take(self, index) -> "Tags":
         """Picks one row of stacked tags."""
-        return Tags(self.positions[index], self.documents[index])
+        return Tags(*(buffers.pick(x, index) for x in self))
 
 
 class BlockRange(NamedTuple):
@@ -30,7 +32,7 @@ class BlockRange(NamedTuple):
 
     def take(self, index) -> "BlockRange":
         """Picks one row of stacked ranges."""
-        return BlockRange(self.first[index], self.last[index])
+        return BlockRange(*(buffers.pick(x, index) for x in self))
 
 
 def visible(q_tags: Tags, kv_tags: Tags, window: int = 0) -> jax.Array:

@@ -20,7 +20,7 @@ from sppo_jax.pipeline import layer_group, units, vocabulary
 from sppo_jax.pipeline import stage as stages
 from sppo_jax.pipeline.layout import Physical
 from sppo_jax.pipeline.mechanisms.mechanism import Tick
-from sppo_jax.pipeline.rows import Rows, rows_of
+from sppo_jax.pipeline.rows import Rows, TickRow, rows_of
 from sppo_jax.pipeline.run import Run
 from sppo_jax.pipeline.state import EvaluationState, State, TrainingState, changed, mechanisms_of
 from sppo_jax.pipeline.storage import sum_over_members
@@ -53,8 +53,7 @@ class Executor(Run):
             part = {name: value.cut(place, length) for name, value in rows.items()}
             place += length
             if not isinstance(item, Loop):
-                row = {name: value.of_tick() for name, value in part.items()}
-                state = self.tick(Tick(item, row, state.x_TD, state.dx_TD), state)
+                state = self.tick(Tick(item, TickRow.of(part), state.x_TD, state.dx_TD), state)
                 continue
 
             def iteration(i, state, item=item, part=part):
@@ -114,7 +113,7 @@ class Executor(Run):
         tokens_T = units.own(self, tick, self.sequences.tokens, 0)
         embedding_VD = self.vocabulary_tables.whole("embedding_VD", state.x_TD)
         entering = vocabulary.embed(embedding_VD, tokens_T, self.num_stages, self.embedding_scale)
-        return jnp.where(tick.row["first"][me] == 1, entering, arrived_TD)
+        return jnp.where(tick.mine("first", me) == 1, entering, arrived_TD)
 
     def _forward_tick(self, tick: Tick, state: State, coming: Coming) -> State:
         x_TD = self._input(tick, state)
@@ -214,8 +213,8 @@ class Executor(Run):
             share = buffers.read_slot(state.head_dx, row["head_slot"][last])
             share = share[: vocabulary.share_tokens(size, self.num_stages)]
             leaving = vocabulary.whole_share(share, size, self.num_stages)
-            dy_TD = jnp.where(row["last"][me] == 1, leaving, dy_TD)
-        return jnp.where((units.real(self, tick, me) & (row["active"][me] == 1))[:, None], dy_TD, 0)
+            dy_TD = jnp.where(tick.mine("last", me) == 1, leaving, dy_TD)
+        return jnp.where((units.real(self, tick, me) & (tick.mine("active", me) == 1))[:, None], dy_TD, 0)
 
     def _backward_tick(self, tick: Tick, state: TrainingState, coming: Coming) -> TrainingState:
         me, passes, stage = vocabulary.stage_index(self.num_stages), tick.spec.passes, self._held(state)
@@ -237,7 +236,7 @@ class Executor(Run):
             if not self.keeps_order:
                 # Otherwise XLA takes the sum over devices out of a loop of backwards, where collectives have no order.
                 sums_MvnW = sums_MvnW + tick.begun().astype(sums_MvnW.dtype)
-            gradient_nW = self.stage.shares.gradient(sums_MvnW, row["sequence"], row["group"][me])
+            gradient_nW = self.stage.shares.gradient(sums_MvnW, row["sequence"], tick.mine("group", me))
             unit = unit._replace(gradient_nW=gradient_nW)
         dx_TD, caches, sums, held = layer_group.backward(stage, unit, dy_TD, prefixes.caches, sums, splits, stash, held)
         chex.assert_equal_shape((dx_TD, dy_TD))
@@ -257,7 +256,7 @@ class Executor(Run):
         grads = state.grads
         if tick.spec.embeds:
             tokens_T = units.own(self, tick, self.sequences.tokens, 0)
-            arrived = vocabulary.from_stage(jnp.where(tick.row["first"][me] == 1, dx_TD, 0), 0, self.num_stages)
+            arrived = vocabulary.from_stage(jnp.where(tick.mine("first", me) == 1, dx_TD, 0), 0, self.num_stages)
             begun = self.vocabulary_tables.sum_of_tick("embedding_VD", grads)
             added = vocabulary.embed_gradient(begun, tokens_T, arrived, self.num_stages, self.embedding_scale)
             grads, dx_TD = self.vocabulary_tables.with_sum("embedding_VD", grads, added, dx_TD)

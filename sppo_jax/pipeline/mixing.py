@@ -115,7 +115,7 @@ def chunk_place(documents_RS: jax.Array, start, length, size: int, reach: int) -
         reach: how many tokens before the chunk are told.
     """
     num_ring = documents_RS.shape[0]
-    chunk = buffers.read(documents_RS, (0, start // num_ring), (num_ring, size)).T.reshape(-1)
+    chunk = buffers.read(documents_RS, (0, buffers.quotient(start, num_ring)), (num_ring, size)).T.reshape(-1)
     documents_T = jnp.where(jnp.arange(chunk.size, dtype=jnp.int32) < length, chunk, -1)
     before = start - reach + jnp.arange(reach, dtype=jnp.int32)
     at = jnp.maximum(before, 0)

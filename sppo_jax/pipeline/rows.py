@@ -5,13 +5,15 @@ alone tells the row. Before jaxlib 0.12 the row has to be affine in this counter
 two loops, or on the stage, is copied by a kernel.
 """
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sppo_jax import buffers
 from sppo_jax.program.counters import numbers_of_iterations, step_of
 from sppo_jax.program.tick_rows import FLAGS, HOST_ROWS
 
@@ -65,7 +67,7 @@ class Rows:
     def _host_row(self, values: np.ndarray) -> HostRow:
         numbers = numbers_of_iterations(values)
         if numbers is None:
-            return HostRow(_look_up(values, self.counters)[self.me], is_counted=False)
+            return HostRow(buffers.pick(_look_up(values, self.counters), self.me), is_counted=False)
         counter, step = jnp.asarray(self.counters[-1], jnp.int32), step_of(numbers)
         if step is None:
             return HostRow(_look_up(numbers, (counter,)), is_counted=True)
@@ -73,6 +75,31 @@ class Rows:
 
     def _with(self, values: np.ndarray, counters: tuple) -> "Rows":
         return Rows(values, counters, self.me, self.field)
+
+
+class TickRow:
+    """The numbers of a tick by field. A tick reads few of them, so a number is looked up where it is read."""
+
+    def __init__(self, look_up: Mapping[str, Callable[[], Any]]):
+        """Keeps a function for each field that returns what `Rows.of_tick` does."""
+        self._look_up = look_up
+
+    @classmethod
+    def of(cls, rows: Mapping[str, Rows]) -> "TickRow":
+        """Returns the numbers of the first of some ticks."""
+        return cls({name: of_field.of_tick for name, of_field in rows.items()})
+
+    def __getitem__(self, field: str) -> Any:
+        return self._look_up[field]()
+
+    def later(self, zero: jax.Array, fields: Iterable[str]) -> "TickRow":
+        """Returns the same, with some numbers that the compiler knows no earlier than a 0."""
+        return TickRow({**self._look_up, **{name: lambda name=name: self[name] + zero for name in fields}})
+
+    def reading(self, fields: Mapping[str, str], **given: jax.Array) -> "TickRow":
+        """Returns a row in which some fields have the numbers of others, which `fields` names, or given numbers."""
+        others = {name: self._look_up[other] for name, other in fields.items()}
+        return TickRow({**self._look_up, **others, **{name: lambda x=x: x for name, x in given.items()}})
 
 
 def rows_of(field: str, values: np.ndarray, me: jax.Array) -> Rows:
@@ -83,5 +110,5 @@ def rows_of(field: str, values: np.ndarray, me: jax.Array) -> Rows:
 def _look_up(values: np.ndarray, counters: tuple) -> jax.Array:
     found = jnp.asarray(values)
     for counter in counters:
-        found = jax.lax.dynamic_index_in_dim(found, jnp.asarray(counter, jnp.int32), 0, keepdims=False)
+        found = buffers.read_slot(found, counter)
     return found

@@ -18,13 +18,13 @@ from sppo_jax.pipeline.stage import Unit
 
 def own(run: Run, tick: Tick, array_MS: jax.Array, stage) -> jax.Array:
     """Cuts the tokens [T] of the chunk that `stage` works on out of this device's share of its sequence."""
-    where = (tick.row["sequence"][stage], tick.row["start"][stage] // run.seq)
+    where = (tick.mine("sequence", stage), buffers.quotient(tick.mine("start", stage), run.seq))
     return buffers.read(array_MS, where, (tick.spec.tokens,))
 
 
 def real(run: Run, tick: Tick, stage) -> jax.Array:
     """Returns of each token [T] whether it is one of the chunk, and no padding."""
-    return jnp.arange(tick.spec.tokens, dtype=jnp.int32) < tick.row["length"][stage] // run.seq
+    return jnp.arange(tick.spec.tokens, dtype=jnp.int32) < buffers.quotient(tick.mine("length", stage), run.seq)
 
 
 def split(run: Run, passes: str) -> Split:
@@ -36,7 +36,7 @@ def write_tags(run: Run, tick: Tick, tags: Tags) -> Tags:
     """Puts the tags of this stage's chunk behind those of the chunks before it."""
     me = vocabulary.stage_index(run.num_stages)
     mine = [own(run, tick, x, me) for x in (run.sequences.positions, run.sequences.documents)]
-    place = tick.row["sequence_slot"][me], tick.row["start"][me] // run.plan.ring
+    place = tick.mine("sequence_slot", me), buffers.quotient(tick.mine("start", me), run.plan.ring)
     return sequence.write_tags(tags, Tags(*mine), *place, split(run, tick.spec.passes.forward))
 
 
@@ -44,29 +44,29 @@ def unit(run: Run, tick: Tick, passes: str, tags: Tags) -> Unit:
     """Returns this device's unit."""
     me = vocabulary.stage_index(run.num_stages)
     positions_T = own(run, tick, run.sequences.positions, me)
-    slots = (tick.row[name][me] for name in ("group", "weights.slot", "weights.sum_slot"))
+    slots = (tick.mine(name, me) for name in ("group", "weights.slot", "weights.sum_slot"))
     found = Unit(
-        *slots, chunks(run, tick, passes, tags), positions_T, tick.row["stash.slot"][me], pattern=tick.row["pattern"]
+        *slots, chunks(run, tick, passes, tags), positions_T, tick.mine("stash.slot", me), pattern=tick.row["pattern"]
     )
     if run.stage.layers.states:
         found = found._replace(mixed=_state_unit(run, tick, tags))
     if run.stage.shares is None or not run.train:
         return found
     is_real_T = real(run, tick, me) & (own(run, tick, run.sequences.documents, me) >= 0)
-    return found._replace(sequence=tick.row["sequence"][me], is_real_T=is_real_T)
+    return found._replace(sequence=tick.mine("sequence", me), is_real_T=is_real_T)
 
 
 def _state_unit(run: Run, tick: Tick, tags: Tags) -> mixing.StateUnit:
-    me, row = vocabulary.stage_index(run.num_stages), tick.row
-    documents_RS, start = tags.documents[row["sequence_slot"][me]], row["start"][me]
-    place = documents_RS, start, row["length"][me], tick.spec.tokens * run.plan.ulysses
+    me = vocabulary.stage_index(run.num_stages)
+    documents_RS, start = buffers.pick(tags.documents, tick.mine("sequence_slot", me)), tick.mine("start", me)
+    place = documents_RS, start, tick.mine("length", me), tick.spec.tokens * run.plan.ulysses
     reaches = sorted({run.stage.layers.blocks[kind].mixer.reach for kinds in run.stage.layers.states for kind in kinds})
     return mixing.StateUnit(
         {reach: mixing.chunk_place(*place, reach) for reach in reaches},
-        row["prefixes.slot"][me],
-        row["prefixes.grad_slot"][me],
+        tick.mine("prefixes.slot", me),
+        tick.mine("prefixes.grad_slot", me),
         start == 0,
-        row["active"][me] == 1,
+        tick.mine("active", me) == 1,
     )
 
 
@@ -77,9 +77,9 @@ def chunks(run: Run, tick: Tick, passes: str, tags: Tags) -> dict[int, Chunk]:
 
 
 def _chunk(run: Run, tick: Tick, how: Split, tags: Tags) -> Chunk:
-    me, ring, row = vocabulary.stage_index(run.num_stages), run.plan.ring, tick.row
-    start, length = row["start"][me] // ring, row["length"][me] // ring
-    size, resident = tick.spec.tokens * run.plan.ulysses, tags.take(row["sequence_slot"][me])
+    me, ring = vocabulary.stage_index(run.num_stages), run.plan.ring
+    start, length = (buffers.quotient(tick.mine(name, me), ring) for name in ("start", "length"))
+    size, resident = tick.spec.tokens * run.plan.ulysses, tags.take(tick.mine("sequence_slot", me))
     chosen = None
     if run.modes is not None:
         chosen = _teams(run, tick, resident, (start, length, size), how)
@@ -90,7 +90,7 @@ def _chunk(run: Run, tick: Tick, how: Split, tags: Tags) -> Chunk:
         room = run.program.max_tokens * run.plan.ulysses
         keys, start, bound = period.near_keys(resident, start, room, tail), jnp.int32(tail), tail + size
     masks = sequence.chunk_tags(keys, start, length, size, how, bound=bound)
-    return Chunk(row["prefixes.slot"][me], start, length, masks, chosen, row["prefixes.grad_slot"][me])
+    return Chunk(tick.mine("prefixes.slot", me), start, length, masks, chosen, tick.mine("prefixes.grad_slot", me))
 
 
 def _teams(run: Run, tick: Tick, resident: Tags, place: tuple, how: Split) -> teams.Teams:
@@ -100,6 +100,6 @@ def _teams(run: Run, tick: Tick, resident: Tags, place: tuple, how: Split) -> te
     later_starts = jnp.asarray(run.plan.table().chunk_starts[1:], jnp.int32)
     number = (row["start"][:, None] >= later_starts).sum(1, dtype=jnp.int32)
     tags = Tags(*(buffers.read(x, (0, start), (x.shape[0], size)) for x in resident))
-    mine = (row["sequence"][me], number[me])
+    mine = (tick.mine("sequence", me), buffers.pick(number, me))
     of_tick = (row["sequence"], number, row["active"])
-    return teams.chunk_teams(run.modes, mine, of_tick, (tags, length // how.ulysses), how)
+    return teams.chunk_teams(run.modes, mine, of_tick, (tags, buffers.quotient(length, how.ulysses)), how)

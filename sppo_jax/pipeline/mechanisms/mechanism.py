@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 import jax
 
 from sppo_jax import buffers
+from sppo_jax.pipeline.rows import TickRow
 from sppo_jax.pipeline.run import Run
 from sppo_jax.program.program import TickSpec
 
@@ -28,7 +29,7 @@ class Tick(NamedTuple):
     """
 
     spec: TickSpec
-    row: dict[str, Any]
+    row: TickRow
     x_TD: jax.Array
     dx_TD: jax.Array | None
 
@@ -39,7 +40,11 @@ class Tick(NamedTuple):
 
     def later(self, zero: jax.Array, fields: Iterable[str]) -> "Tick":
         """Returns the tick with some numbers that the compiler knows no earlier than a 0."""
-        return self._replace(row={**self.row, **{name: self.row[name] + zero for name in fields}})
+        return self._replace(row=self.row.later(zero, fields))
+
+    def mine(self, field: str, me) -> jax.Array:
+        """Returns a number of one stage."""
+        return buffers.pick(self.row[field], me)
 
     def row_to_fetch(self, field: str) -> jax.Array:
         """Returns the number of a row on the host; of one that XLA may know only once the tick before is done.

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sppo_jax import buffers
 from sppo_jax.attention.sequence import Cache
 from sppo_jax.attention.tags import Tags
 from sppo_jax.pipeline import layer_group, units, vocabulary
@@ -84,14 +85,14 @@ class Prefixes(Mechanism):
             return self
         me = vocabulary.stage_index(run.num_stages)
         spec = replace(tick.spec, tokens=of_class.tokens, stash=tick.spec.stash._replace(own=of_class))
-        row = tick.row | {field: tick.row[again] for field, again in _AGAIN.items()}
-        row["active"] = (row["start"] < run.plan.sequence_length).astype(jnp.int32)
+        active = (tick.row[_AGAIN["start"]] < run.plan.sequence_length).astype(jnp.int32)
+        row = tick.row.reading(_AGAIN, active=active)
         # Tells the compiler to write after what the tick before has read.
         tick = tick._replace(spec=spec, row=row).later(tick.begun(), ("prefixes.slot",))
         unit = units.unit(run, tick, spec.passes.forward, tags)
         # A shorter chunk than its tick has padding, where the next chunk already is.
         full = set(run.plan.chunk_lengths) == {spec.tokens * run.seq}
-        behind = None if full else tick.row["length"][me] // run.plan.ring
+        behind = None if full else buffers.quotient(tick.mine("length", me), run.plan.ring)
         layout, kept, _ = stash.to_use(run, tick)
         filled = layout, kept, self.refetched
         split = units.split(run, spec.passes.forward)

@@ -89,14 +89,14 @@ class WaitingRoom(Mechanism):
             assert self.taken is not None, "the compute tick before has fetched it"
             waited_TD = self.taken[:size]
         elif run.program.waiting.num_slots:
-            waited_TD = buffers.read(self.slots, (tick.row["waiting.slot"][me],), (size, register_TD.shape[1]))
+            waited_TD = buffers.read(self.slots, (tick.mine("waiting.slot", me),), (size, register_TD.shape[1]))
         else:
             return register_TD[:size]
-        return jnp.where(tick.row["waiting.waits"][me] == 1, waited_TD, register_TD[:size])
+        return jnp.where(tick.mine("waiting.waits", me) == 1, waited_TD, register_TD[:size])
 
     def let_in(self, run: Run, tick: Tick, register_TD: jax.Array) -> "WaitingRoom":
         """Takes what has just come to this stage: to the trash slot where it need not wait on the device."""
         if not run.program.waiting.num_slots:
             return self
         me = vocabulary.stage_index(run.num_stages)
-        return replace(self, slots=buffers.write_slot(self.slots, tick.row["waiting.arrive_slot"][me], register_TD))
+        return replace(self, slots=buffers.write_slot(self.slots, tick.mine("waiting.arrive_slot", me), register_TD))

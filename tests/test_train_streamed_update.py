@@ -150,12 +150,13 @@ def test_twenty_steps_with_the_optimizer_on_the_host_are_those_of_the_dense_mode
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_groups", [2, 4])
-def test_layers_with_a_state_train_too(num_groups, x64, monkeypatch):
-    """In groups of two layers, and of one, which have parameters of other shapes."""
-    module = sys.modules[__name__]
-    monkeypatch.setattr(module, "MODEL", dict(num_layers=4, layers="2x(delta,full)"))
-    monkeypatch.setattr(module, "NUM_GROUPS", num_groups)
+@pytest.mark.parametrize("case", ["a state", "lone layers of two shapes"])
+def test_other_layers_train_too(case, x64, monkeypatch):
+    module, wide = sys.modules[__name__], {"mlp_size": 9, "head_dim": 10}
+    lone = case != "a state"
+    layers = dict(layers="2x(wide,full)", kinds={"wide": wide}) if lone else dict(layers="2x(delta,full)")
+    monkeypatch.setattr(module, "MODEL", dict(num_layers=4) | layers)
+    monkeypatch.setattr(module, "NUM_GROUPS", 4 if lone else 2)
     monkeypatch.setitem(MESHES, "seq", (1, 1, 2))
     for cached in (dense, run_in_float64):
         monkeypatch.setattr(module, cached.__name__, cached.__wrapped__)

@@ -322,8 +322,10 @@ def _work(shape: MemoryShape, ways: Ways, held_tokens: tuple[int, int], numbers:
     if ways.inputs == "period":
         again = [Holder("work", made_again_bytes(shape, held_tokens[0]), _LAYER)]
         if ways.kv == "rebuild":
-            # Layers run again there as in a forward.
-            again += [Holder("work", size, frozenset({"rebuild"})) for _, size, moments in of_kinds[0] if moments == _F]
+            # Layers run again there as in a forward, before the arrays of a backward come.
+            forward = max(sum(size for _, size, moments in found if moments == _F) for found in of_kinds)
+            backward = sum(size for _, size, moments in of_kinds[0] if "rebuild" in moments)
+            again.append(Holder("work", max(0, forward - backward), frozenset({"rebuild"})))
         of_kinds = [[*found, *again] for found in of_kinds]
     if len(of_kinds) == 1:
         return tuple(of_kinds[0])

@@ -5,9 +5,9 @@
 The blocks `papers`, `kernels` and `bubble` are predictions beside figures that others published. Of `clock` and `fit`
 the predicted columns are made again; the measured and compiled columns come from results/clock_cpu_2dev.json and
 results/fit.json, which `python -m bench.clock` and `python -m bench.fit` write. The pictures docs/recall.svg,
-docs/recall_hybrid.svg and docs/resume.svg show the stored results of `recall.py` and `resume.py`, docs/flexsp.svg what
-`groups.py` simulates, docs/records.svg compiled lengths beside published ones. Takes about half a minute. The pictures
-need matplotlib (extra `dev`).
+docs/recall_hybrid.svg, docs/quickstart_hybrid.svg and docs/resume.svg show the stored results of `recall.py`,
+`hybrid.py` and `resume.py`, docs/flexsp.svg what `groups.py` simulates, docs/records.svg compiled lengths beside
+published ones. Takes about half a minute. The pictures need matplotlib (extra `dev`).
 """
 
 import json
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import clock, fit, recall, resume, shipped
+from bench import clock, fit, hybrid, recall, resume, shipped
 from bench.blocks import write_block
 from bench.figures import write
 from sppo_jax.report.draw.chart import Panel
@@ -79,6 +79,7 @@ def stored_pictures() -> Pictures:
     """Returns the pictures that belong to no block of this page: stored results, and the groups of one batch."""
     return {
         "docs/flexsp.svg": groups.pictured(),
+        "docs/quickstart_hybrid.svg": hybrid.picture(_stored("hybrid_cpu")["models"]),
         "docs/recall.svg": recall.picture(_stored("recall_cpu")),
         "docs/recall_hybrid.svg": recall.picture(_stored("recall_hybrid_cpu")),
         "docs/records.svg": records_picture.picture(),

@@ -17,6 +17,7 @@ PICTURES = (
     "clock.svg",
     "flexsp.svg",
     "papers.svg",
+    "quickstart_hybrid.svg",
     "recall.svg",
     "recall_hybrid.svg",
     "records.svg",

@@ -173,7 +173,13 @@ SLOW = {
     ),
 }
 # Of those above; others in CI have each of their features.
-SLOW_OF_CASES = ("wave-of-2", "two-stages-rebuilt", "keys-and-values-from-host")
+SLOW_OF_CASES = (
+    "wave-of-2",
+    "two-stages-rebuilt",
+    "keys-and-values-from-host",
+    "late-attention-from-host",
+    "chunks-wait-on-the-host",
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_OF_CASES)) for n in CASES])

@@ -55,6 +55,7 @@ def test_a_last_group_may_have_layers_of_several_shapes_and_experts(num_layers, 
 STATES = {"value_heads": 4, "key_heads": 2, "key_size": 4, "value_size": 6, "taps": 3}
 
 
+@pytest.mark.slow
 def test_a_small_period_with_a_state_has_the_dense_loss_and_gradients(request):
     plan = dict(chunks=(8, 12), mesh=(1, 1, 2), schedule="breadth-first", interleave=2)
     plan |= dict(places=("period", "recompute", "recompute"), kv="rebuild")

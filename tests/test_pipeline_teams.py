@@ -35,9 +35,8 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["ulysses-8-copied-heads", pytest.param("bfloat16-ring-fused-host", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ulysses-8-copied-heads", "bfloat16-ring-fused-host"])
 def test_teams_have_the_dense_loss_and_gradients(name, request):
     compare(WRITTEN[name], seed=0, count=4, batches=batches, request=request)
 

@@ -33,7 +33,7 @@ DELTA = dict(layers="2x(delta,full)", kinds={})
 ON_HOST = dict(places=("host", "recompute", "recompute"), alpha=1.0)
 BESIDE_ATTENTION = {
     "the delta rule": (dict(chunks=(8, 4), mesh=(1, 1, 2)), dict(layers="delta,full", kinds={}, num_layers=2)),
-    "an only chunk": (dict(chunks=(8,), mesh=(1, 1, 2), weights="gathered", kv="recompute", **BY_GROUPS), {}),
+    "an only chunk": (dict(chunks=(16,), mesh=(1, 1, 2), weights="gathered", kv="recompute", **BY_GROUPS), {}),
 }
 SLOWLY_BESIDE_ATTENTION = {
     "gathered, rebuilt": (

@@ -15,8 +15,6 @@ from quick_flags import NORMAL_LEVEL
 from sppo_jax.attention import blockwise, flash
 from sppo_jax.pipeline import api
 from sppo_jax.pipeline.api import value_and_grad
-from sppo_jax.pipeline.layout import make_mesh
-from sppo_jax.pipeline.storage import param_shardings
 from sppo_jax.schedule.table import MIN_HOST_GAP
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
@@ -73,7 +71,7 @@ def batches(rng, plan, vocab_size, count):
         yield random_batch(rng, rows, length, vocab_size, documents=documents, padding=padding, holes=holes)
 
 
-def compiled_step(case, plan, model, batch, *, places_results=False):
+def compiled_step(case, plan, model, batch):
     """Compiles the pipeline step with the blocks of the case, which uses the host where the case says so.
 
     Refuses a program whose collectives have no order.
@@ -85,8 +83,6 @@ def compiled_step(case, plan, model, batch, *, places_results=False):
         patch.setattr(blockwise, "BLOCK_K", case.blocks[1])
         patch.setattr(flash, "MAX_TILE", case.blocks[1])
         params = nnx.state(model, nnx.Param)
-        if places_results:
-            jit = partial(jit, out_shardings=(None, param_shardings(plan, params, make_mesh(plan))))
         step = jit(value_and_grad(plan, model)).lower(params, batch).compile()
         assert api._made(plan, model, None, train=True)[0].uses_host == any(host_kinds(plan))
     unordered = overtaking(step.as_text())
@@ -94,7 +90,7 @@ def compiled_step(case, plan, model, batch, *, places_results=False):
     return step
 
 
-def compare(case, seed, count, batches=batches, request=None, *, places_results=False):
+def compare(case, seed, count, batches=batches, request=None):
     """Compares one program with the dense model on several batches; the dense one has its blocks whole.
 
     Args:
@@ -102,15 +98,13 @@ def compare(case, seed, count, batches=batches, request=None, *, places_results=
         seed: of the batches.
         count: number of batches.
         batches: draws them.
-        places_results: whether gradients are placed as in training; without this XLA chooses, and jax ends in an
-            IndivisibleError where a dim has fewer rows than XLA takes devices.
         request: pytest's, for drawn cases: float64 is enabled for those that compute in float64.
     """
     if request is not None and case.dtype == "float64":
         request.getfixturevalue("x64")
     plan, model = case.make_plan(), case.make_model()
     drawn = list(batches(np.random.default_rng(seed), plan, model.config.vocab_size, count))
-    step, dense = compiled_step(case, plan, model, drawn[0], places_results=places_results), dense_step(model)
+    step, dense = compiled_step(case, plan, model, drawn[0]), dense_step(model)
     if case.dtype == "bfloat16":
         exact = dense_step(case.make_model("float32"))
         for batch in drawn:

@@ -46,7 +46,7 @@ def test_unlike_groups_of_one_stage_have_the_dense_loss_and_gradients(seed, requ
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", UNLIKE_SLOWLY)
 def test_more_unlike_groups_have_the_dense_loss_and_gradients(seed, request):
-    compare(draw_unlike_groups(seed), seed, count=2, request=request, places_results=seed == 23)
+    compare(draw_unlike_groups(seed), seed, count=2, request=request)
 
 
 @pytest.mark.slow

@@ -376,6 +376,7 @@ class Step:
             return TokenScores(*(x.reshape(plan.num_sequences, plan.sequence_length) for x in result))
         loss, grads, *others = result
         grads = layout.to_logical(storage.unstack(grads, shares, self.mesh), given)
+        grads = storage.as_params_lie(grads, self.params, plan, self.mesh)
         chex.assert_trees_all_equal_shapes_and_dtypes(grads, given)
         return (loss, grads, *others) if stash is None else ((loss, grads, *others[:-1]), others[-1])
 

@@ -152,6 +152,19 @@ def param_shardings(plan: Plan, params: nnx.State, mesh: Mesh) -> nnx.State:
     return jax.tree_util.tree_map_with_path(place, params, stored)
 
 
+def as_params_lie(grads: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh) -> nnx.State:
+    """Places gradients in their own shapes as `param_shardings` does; those in stored shapes stay where they are.
+
+    Where a jit has no `out_shardings`, XLA may divide a dim among more devices than it has rows, which jax cannot name.
+    """
+
+    def place(x, like, sharding):
+        is_own = x.shape == like.shape and not is_on_host(x)
+        return lax.with_sharding_constraint(x, sharding) if is_own else x
+
+    return jax.tree.map(place, grads, shapes, param_shardings(plan, shapes, mesh))
+
+
 def _whole(home: Home, shape: tuple[int, ...], plan: Plan) -> Home:
     """Returns a home of this shape without cuts; the stages divide it only if it has as many rows for each."""
     dim = home.stage_dim

@@ -9,10 +9,11 @@ from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, make_cluster, most_pinned_bytes, usable_host_bytes
 from sppo_jax.models.counts import layer_costs
 from sppo_jax.plan.parts import MeshShape, StashPlan
+from sppo_jax.predict import holders
 from sppo_jax.predict.copies import copy_seconds
 from sppo_jax.predict.costs import Recompute, StageShape, cost_model
 from sppo_jax.predict.fitted import NUMBERS, TOLD
-from sppo_jax.predict.holders import ALL, BACKWARD, MOMENTS, optimizer_bytes
+from sppo_jax.predict.holders import ALL, BACKWARD, MOMENTS, Ways, optimizer_bytes, sums
 from sppo_jax.predict.memory import Memory, predict_memory
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.simulate import simulate
@@ -369,6 +370,20 @@ def test_the_peak_is_the_fullest_moment():
     assert memory.hbm_bytes == max(sum(of_moment.values()) for of_moment in memory.moments.values())
     assert memory.hbm in memory.moments.values()
     assert all(holder.size_bytes >= 0 for holder in memory.holders)
+
+
+def test_of_several_kinds_the_widest_of_a_moment_is_charged():
+    kinds = {"wide": {"num_heads": 64, "num_kv_heads": 64}, "deep": {"mlp_size": 4096}}
+    model = replace(MODEL, layers="2x(wide,deep)", kinds=kinds)
+    shape, ways = replace(SHAPE, model=model), Ways("keep", "recompute", "keep", "keep")
+
+    def work(shape):
+        return sums(holders._work(shape, ways, (16, 48), NUMBERS))
+
+    of_kinds = [work(replace(shape, model=model.of_kind(name))) for name in kinds]
+    assert work(shape) == {moment: max(found[moment] for found in of_kinds) for moment in MOMENTS}
+    # Each kind is the widest in some moment.
+    assert of_kinds[0]["rebuild"] > of_kinds[1]["rebuild"] and of_kinds[0]["mlp"] < of_kinds[1]["mlp"]
 
 
 def test_three_plans_at_least_tell_each_fitted_number():

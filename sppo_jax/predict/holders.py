@@ -320,24 +320,30 @@ def _work(shape: MemoryShape, ways: Ways, held_tokens: tuple[int, int], numbers:
         for kind, _ in shape.model.counts(shape.layers)
     ]
     if ways.inputs == "period":
-        again = [Holder("work", made_again_bytes(shape, held_tokens[0]), _LAYER)]
-        if ways.kv == "rebuild":
-            # Layers run again there as in a forward, before the arrays of a backward come.
-            forward = max(sum(size for _, size, moments in found if moments == _F) for found in of_kinds)
-            backward = sum(size for _, size, moments in of_kinds[0] if "rebuild" in moments)
-            again.append(Holder("work", max(0, forward - backward), frozenset({"rebuild"})))
-        of_kinds = [[*found, *again] for found in of_kinds]
+        again = Holder("work", made_again_bytes(shape, held_tokens[0]), _LAYER)
+        # Layers run again in a rebuild as in a forward, before the arrays of a backward come.
+        forward = max(_alive_bytes(found, "forward") for found in of_kinds) if ways.kv == "rebuild" else 0
+        of_kinds = [
+            [*found, again, Holder("work", max(0, forward - _alive_bytes(found, "rebuild")), frozenset({"rebuild"}))]
+            for found in of_kinds
+        ]
     if len(of_kinds) == 1:
         return tuple(of_kinds[0])
-    # Holders of one name and one set of moments share their room.
-    widest: dict[tuple, float] = {}
-    for found in of_kinds:
-        sizes: dict[tuple, float] = {}
-        for holder in found:
-            key = holder.name, holder.moments
-            sizes[key] = sizes.get(key, 0) + holder.size_bytes
-        widest |= {key: max(size, widest.get(key, 0)) for key, size in sizes.items()}
-    return tuple(Holder(name, size, moments) for (name, moments), size in widest.items())
+    return tuple(_widest(of_kinds))
+
+
+def _widest(of_kinds: list[list[Holder]]) -> Iterable[Holder]:
+    """Yields for each moment what the kind works on that holds most then: layers run one after another."""
+    for moment in MOMENTS:
+        widest = max(of_kinds, key=lambda found: _alive_bytes(found, moment))
+        alive = [holder for holder in widest if moment in holder.moments]
+        for name in dict.fromkeys(holder.name for holder in alive):
+            size = sum(holder.size_bytes for holder in alive if holder.name == name)
+            yield Holder(name, size, frozenset({moment}))
+
+
+def _alive_bytes(holders: Iterable[Holder], moment: str) -> float:
+    return sum(size for _, size, moments in holders if moment in moments)
 
 
 def _work_of_kind(shape: MemoryShape, ways: Ways, tokens: int, prefix_tokens: int, numbers: Numbers) -> list[Holder]:

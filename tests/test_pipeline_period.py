@@ -52,6 +52,24 @@ def test_a_last_group_may_have_layers_of_several_shapes_and_experts(num_layers, 
     compare(Case(plan, model), 9, count=2, request=request)
 
 
+@pytest.mark.parametrize(
+    ("kv", "attention", "kind"),
+    [
+        ("rebuild", "host", "ring"),
+        *(
+            pytest.param(*places, marks=pytest.mark.slow)
+            for places in [("host", "keep", "ulysses"), ("keep", "recompute", "ring"), ("rebuild", "keep", "ring")]
+        ),
+    ],
+)
+def test_a_lone_layer_with_a_window_stashes_its_output_and_its_tail(kv, attention, kind, request):
+    plan = dict(chunks=(12, 6, 12), mesh=(1, 1, 2), kind=kind, schedule="breadth-first", interleave=4)
+    # Some chunks have their outputs on the host, and some have parts of them there.
+    plan |= dict(places=("period", attention, "recompute"), alpha=(0.5, 1.0, 0.0), kv=kv)
+    model = dict(num_layers=4, layers="2x(local,full)", kinds={"local": {"sliding_window": 8}})
+    compare(Case(plan, model), 9, count=2, request=request)
+
+
 STATES = {"value_heads": 4, "key_heads": 2, "key_size": 4, "value_size": 6, "taps": 3}
 
 

@@ -161,9 +161,13 @@ def with_states(config):
     return replace(config, model=replace(config.model, **model))
 
 
-def with_period(config):
-    """Returns the config of a model of two kinds, one with a window, whose groups run again from their first input."""
-    schedule, pipe = replace(config.schedule, name="breadth-first", interleave=2), config.mesh.pipe
+def with_period(config, *, lone):
+    """Returns the config of a model of two kinds, one with a window, whose groups run again from their first input.
+
+    Groups of one stage have one layer if `lone`, else three.
+    """
+    pipe = config.mesh.pipe
+    schedule = replace(config.schedule, name="breadth-first", interleave=6 if lone and pipe == 1 else 2)
     local = {"sliding_window": config.mesh.seq, "head_dim": 2 * config.model.head_dim, "mlp_size": 40}
     pattern = f"{2 * pipe}x(2xlocal,full)"
     if pipe == 1:
@@ -212,7 +216,7 @@ def plans():
                 elif len(found) % 7 == 4:
                     config = with_states(config)
                 if len(found) % 9 == 8:
-                    config = with_period(config)
+                    config = with_period(config, lone=len(found) % 2 == 0)
                 plan = make_plan(config)
                 if len(found) % 4 == 3:
                     config = with_shapes(config, plan)
@@ -319,6 +323,8 @@ def test_stash_bytes_are_those_charged_class_by_class(plans):
     of_period = [plan.stash for _, plan, _ in plans if plan.stash.inputs == "period"]
     assert len(of_period) > 15 and {stash.kv for stash in of_period} > {"keep", "host"}
     assert {stash.attention for stash in of_period} == {"keep", "host", "recompute"}
+    lone = [plan.stash for _, plan, _ in plans if plan.stash.inputs == "period" and plan.schedule.interleave == 6]
+    assert len(lone) > 4 and {stash.attention for stash in lone} >= {"keep", "host"}
 
 
 def test_keys_and_values_of_periods_are_those_charged(plans):
@@ -355,9 +361,10 @@ def test_ring_bytes_are_those_charged(plans, cheap_attention):
                 continue
             again = spec.kind == "F" or (spec.stash.own is not None and spec.stash.own.recomputes)
             for name, shape in step.head_shapes.items():
-                # A layer that runs again from its tail computes attention again, and has no keys but these.
+                # A layer has no keys but its tail. If it runs again, for the layers behind it, it attends again.
                 tail = step.layers.tails.get(name)
-                passes = [("F", spec.passes.forward)] if again or tail else []
+                runs_again = tail and len(step.layers.groups[0]) > 1
+                passes = [("F", spec.passes.forward)] if again or runs_again else []
                 passes += [("B", spec.passes.backward)] if spec.kind == "B" else []
                 for kind, which in passes:
                     heads = shape.num_heads, shape.num_kv_heads, shape.head_dim, np.dtype(step.model.dtype)

@@ -66,8 +66,8 @@ def test_a_period_runs_mixers_again_and_a_rebuild_once_more():
 
     work, cluster = state_work(MODEL, 2), make_cluster(device, 2)
     computed, sent = seconds()
-    again, sent_again = seconds(windows=True)
+    again, sent_again = seconds(whole=True)
     assert again - computed == pytest.approx(2 * 4096 * work.token_s("F", 2, device.linear_flops_s(2)))
     assert sent_again - sent == pytest.approx(2 * work.sent_bytes("F", 2, 2, 4) / cluster.link_bytes_s(2))
     # Half of the backwards make keys and values again, for which a quarter of the layers run once more.
-    assert seconds(windows=True, rewrite_kv=0.5, layers=0.25)[1] - sent_again == pytest.approx((sent_again - sent) / 8)
+    assert seconds(whole=True, rewrite_kv=0.5, layers=0.25)[1] - sent_again == pytest.approx((sent_again - sent) / 8)

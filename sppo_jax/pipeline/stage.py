@@ -211,12 +211,17 @@ class Stage:
         return StashLayout(entries, self.num_layers, num_slots, again, has_short_rows)
 
     def _of_layer_again(self, kind: str | None, shapes: "LayerShapes", stash) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns what a layer stashes of a group that runs again: all but its input, or with a window its tail."""
+        """Returns what a layer stashes of a group that runs again: all but its input.
+
+        A layer with a window stashes its tail instead of keys and values. In a group of several layers it runs again
+        for the layers behind it; a lone one stashes its output too.
+        """
         named = self._stashed(kind, shapes, stash)
         if kind not in self.layers.tails:
             return named
         tail_KWH = jax.ShapeDtypeStruct(self.layers.tails[kind], shapes.projected.k_TKH.dtype)
-        return {name: x for name, x in named.items() if name == "chosen"} | dict.fromkeys(TAILS, tail_KWH)
+        names = ("chosen",) if max(map(len, self.layers.groups)) > 1 else ("chosen", "out", "lse")
+        return {name: x for name, x in named.items() if name in names} | dict.fromkeys(TAILS, tail_KWH)
 
     def _choices(self, x_TD, shapes: Mapping[str | None, "LayerShapes"]) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the choices of all layers of a group, which lie beside its input."""

@@ -101,8 +101,9 @@ class Recompute(NamedTuple):
         reach: the tokens of the sequence that a tick may reach for its backward to compute attention again.
         rewrite_kv: the share of backwards in whose ticks keys and values are exchanged and written again.
         kv: whether they are computed again there, too.
-        windows: whether layers with a window or a state run again whole, from a tail of keys and values or from the
-            state before the chunk (`stash.inputs=period`).
+        windows: whether keys and values of layers with a window are written again, behind a tail
+            (`stash.inputs=period`).
+        whole: whether layers with a window or a state run again whole, for the layers behind them in their group.
         layers: the share of layers that run once more where keys and values are made again, instead of `kv`.
     """
 
@@ -112,6 +113,7 @@ class Recompute(NamedTuple):
     rewrite_kv: float = 0.0
     kv: bool = False
     windows: bool = False
+    whole: bool = False
     layers: float = 0.0
 
 
@@ -288,7 +290,7 @@ class CostModel:
             return forward
         if self.recompute.attention and reach <= self.recompute.reach:
             return backward + forward
-        if not self.recompute.windows:
+        if not self.recompute.whole:
             return backward
         passes = ring.passes(tokens, reach)
         return backward + ring.forward_bytes(passes.forward, tokens, passes.bound, windows=True)
@@ -370,7 +372,7 @@ class CostModel:
     @property
     def _states_again(self) -> float:
         """How often mixers with a state run again besides what a backward needs: for later layers of their group."""
-        return self.recompute.windows + self.recompute.rewrite_kv * self.recompute.layers
+        return self.recompute.whole + self.recompute.rewrite_kv * self.recompute.layers
 
     @property
     def _experts_again(self) -> float:
@@ -491,7 +493,7 @@ class CostModel:
         summary = layer.attention_elements * size if self.ring.kernel == "cudnn" else rows
         backward = 3 * layer.attention_elements * size + sum_bytes * kv + rows + summary
         windows = sum(kind.share for kind in self.attention if kind.window) if self.recompute.windows else 0
-        if again or windows:
+        if again or self.recompute.whole:
             backward += (1 if again else windows) * (2 * layer.attention_elements * size + rows)
         rewritten = (windows + (1 - windows) * self.recompute.rewrite_kv) * kv * size
         away = (self.ulysses - 1) / self.ulysses
@@ -600,7 +602,7 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
     if kind == "H":
         return head_seconds
     once, again = ([amount / device.hbm_bytes_s for amount in costs.memory_bytes(kind, one)] for one in (False, True))
-    runs_again = costs.recompute.windows and kind == "B"
+    runs_again = costs.recompute.whole and kind == "B"
     windows_again = 1.0 + (costs.recompute.rewrite_kv if costs.recompute.layers else 0.0)
     recomputes, recompute_reach = costs.recompute.attention, costs.recompute.reach
     backward, experts_s, width = device.attention_backward, costs.experts_s(kind), costs.kv_width

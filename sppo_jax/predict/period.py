@@ -28,16 +28,19 @@ def period_bytes(shape: MemoryShape, stash: StashPlan) -> TokenBytes:
     """Returns the bytes that a virtual stage stashes of a token, and those of the tails of a stash."""
     size = shape.compute_bytes
 
-    def without_window(key: Callable[[ModelConfig], Any]) -> dict:
-        return most_layers(shape, lambda kind: None if tail_keys(kind, shape) or state_counts(kind) else key(kind))
+    def that_attend(key: Callable[[ModelConfig], Any], *, windows: bool) -> dict:
+        def own(kind: ModelConfig) -> Any:
+            left_out = state_counts(kind) or (tail_keys(kind, shape) and not windows)
+            return None if left_out else key(kind)
 
-    def elements(kind: ModelConfig) -> int:
-        return kind.num_heads * kind.head_dim
+        return most_layers(shape, own)
 
-    # Arrays of one shape share a buffer, those of outputs and of their LSE by themselves.
-    outputs = without_window(lambda kind: (kind.num_heads, kind.head_dim))
-    lses = without_window(lambda kind: kind.num_heads)
-    keys_values = without_window(lambda kind: (kind.num_kv_heads, kind.head_dim))
+    # Arrays of one shape share a buffer, those of outputs and of their LSE by themselves. A layer with a window runs
+    # again for the layers behind it, so a lone one stashes its output too.
+    is_lone = shape.layers == 1
+    outputs = that_attend(lambda kind: (kind.num_heads, kind.head_dim), windows=is_lone)
+    lses = that_attend(lambda kind: kind.num_heads, windows=is_lone)
+    keys_values = that_attend(lambda kind: (kind.num_kv_heads, kind.head_dim), windows=False)
     choices = most_layers(shape, lambda kind: layer_costs(kind).choices or None)
     tails = most_layers(shape, lambda kind: _tail(kind, shape))
     states = most_layers(shape, state_counts)

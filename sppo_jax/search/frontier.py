@@ -387,6 +387,24 @@ class Fastest:
             self.keep(outcome)
         return [outcome for outcome in found if outcome is not fastest]
 
+    def other_forms(self, known: Sequence[Outcome], count: int, of: Filter) -> list[Outcome]:
+        """Returns the fastest plan of each of up to `count` forms that no known plan has, in this order.
+
+        Plans of one form have one layout and one place of layer inputs.
+        """
+
+        def form(candidate: Candidate) -> tuple[Layout, str]:
+            return candidate.layout, candidate.places[0]
+
+        forms, found = {form(one.candidate) for one in known}, []
+        new = of._replace(candidate=lambda candidate: of.candidate(candidate) and form(candidate) not in forms)
+        while len(found) < count and (outcome := self.next(of=new)) is not None:
+            found.append(outcome)
+            forms.add(form(outcome.candidate))
+        for outcome in found:
+            self.keep(outcome)
+        return found
+
     def simplest_tie(self, fastest: Outcome) -> Outcome:
         """Returns the simplest plan that fits and ties with the fastest one; the fastest if none is simpler."""
         limit_s, own = fastest.step_s * (1 + TIE), fastest.candidate.complexity

@@ -110,6 +110,8 @@ class Layout:
             ring_pass: what travels on the ring; empty: what the config says.
         """
         request, (inputs, attention, rest) = self.request, places
+        # Of a lone layer the backward makes again what it makes from any stashed input.
+        runs_again = inputs == "period" and self.layers > 1
         stage = StageShape(
             mesh=self.mesh,
             ulysses=self.split.ulysses,
@@ -121,13 +123,14 @@ class Layout:
             ring_pass=ring_pass or request.config.sequence.ring_pass,
         )
         recompute = Recompute(
-            linear=2 if inputs in ("recompute", "period") else int(rest == "recompute"),
+            linear=2 if inputs == "recompute" or runs_again else int(rest == "recompute"),
             attention=attention == "recompute" or before > 0,
             reach=math.inf if attention == "recompute" else before,
             rewrite_kv={"keep": 0.0, "recompute": 1.0}.get(kv, (self.interleave - 1) / self.interleave),
             # A backward that computes the linear parts again has keys and values anyway.
             kv=(kv == "rebuild" and inputs != "period") or (kv == "recompute" and rest != "recompute"),
             windows=inputs == "period",
+            whole=runs_again,
             layers=self.again_for_kv if inputs == "period" and kv == "rebuild" else 0.0,
         )
         again = 0.0, 0.0

@@ -100,8 +100,9 @@ def _of_one_and_none(models: _Models, kind: str, chunks: Chunks) -> tuple[list[f
 
 
 def _sharing(layout: Layout) -> tuple:
-    """Returns what the seconds of a layer depend on."""
-    return layout.mesh, layout.weights, layout.request.way.optimizer, layout.split.ulysses, layout.split.ring
+    """Returns what the seconds of a layer depend on; a lone one does not run again in a period."""
+    split = layout.split
+    return layout.mesh, layout.weights, layout.request.way.optimizer, split.ulysses, split.ring, layout.layers == 1
 
 
 @lru_cache(maxsize=64)

@@ -179,6 +179,7 @@ def _chosen(fastest: Fastest, best: Outcome) -> tuple[Outcome, Outcome, str]:
     # Plans of the usual way leave most memory.
     of = Filter(candidate=_may_be_usual)
     tried = [simplest, *([best] if best is not simplest else []), *fastest.next_best(best, _LATE_TRIED, of)]
+    tried += fastest.other_forms(tried, _LATE_TRIED, of)
     found = [(one, *with_late_attention(one)) for one in tried]
     fastest_s = min(late.step_s for _, late, _ in found)
     return next(one for one in found if one[1].step_s <= fastest_s * (1 + TIE))

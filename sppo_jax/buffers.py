@@ -9,6 +9,7 @@ No index is negative. JAX would else compare each with 0, which was a third of a
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 
 def _offsets(buffer: jax.Array, index: tuple) -> list[jax.Array]:
@@ -39,6 +40,11 @@ def add(buffer: jax.Array, index: tuple, value: jax.Array) -> jax.Array:
     """Returns the buffer with `value` added at `index`; the sum is made in the dtype of `value`."""
     old = read(buffer, index, value.shape)
     return write(buffer, index, old.astype(value.dtype) + value)
+
+
+def row_major(x: jax.Array) -> jax.Array:
+    """Returns an array whose last dim is innermost in memory, whatever order a compiler would choose."""
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
 def read_slot(buffer: jax.Array, slot: jax.Array) -> jax.Array:

@@ -219,3 +219,10 @@ def test_a_ring_in_bfloat16_merges_in_float32(split):
     np.testing.assert_allclose(np.asarray(lse).reshape(total, heads), exact_lse, atol=2e-5)
     exact_out = np.einsum("nts,snh->tnh", np.exp(scores - exact_lse.T[..., None]), exact_v)
     np.testing.assert_allclose(np.asarray(out, np.float64).reshape(exact_out.shape), exact_out, atol=0.05)
+
+
+@pytest.mark.parametrize("kernel", ["cudnn", "blockwise"])
+def test_keys_for_cudnn_keep_their_order_in_memory(kernel):
+    split = Split(1, 1, "q", kernel)
+    lowered = jax.jit(lambda x: sequence.prefix_block(x, split)).lower(jnp.ones((4, 2, 3)))
+    assert ("LayoutConstraint" in lowered.as_text()) == (kernel == "cudnn")

@@ -118,7 +118,10 @@ def chunk_tags(keys: Tags, start, length, size: int, split: Split, *, bound: int
 
 def prefix_block(x_TKH: jax.Array, split: Split) -> jax.Array:
     """[T, K, H] of this device's tokens -> [K / U, M, H] of its heads, as the cache holds them."""
-    return ulysses.scatter_heads(ulysses.replicate(x_TKH, split.ulysses), split.ulysses).swapaxes(0, 1)
+    block_KMH = ulysses.scatter_heads(ulysses.replicate(x_TKH, split.ulysses), split.ulysses).swapaxes(0, 1)
+    # Of keys and values that are stashed too, as [T, K, H], XLA would give the cache that order, and copy all of it for
+    # the kernel.
+    return buffers.row_major(block_KMH) if split.kernel == "cudnn" else block_KMH
 
 
 def write_prefix(cache: Cache, k_TKH, v_TKH, chunk: Chunk, layer, split: Split, *, behind=None) -> Cache:

@@ -52,7 +52,8 @@ _STATES = 3
 # The most layers of a group that are no loop: the last one stands alone, see `pipeline.kinds.run_layers`.
 _LAYERS_WITHOUT_LOOP = 2
 # A norm behind an MLP asks for the MLP's output before the cotangents of its inner arrays come, so the MLP's forward is
-# made again first: so many more of its arrays are there, as compiled in two plans of Gemma 3 and one of OLMo 3.
+# made again first: so many more of its arrays are there, as compiled in two plans of Gemma 3 and one of OLMo 3. None are
+# in three compiled plans of Gemma 3 with a period, whose layers ran again just before.
 _BEHIND_NORM = 5
 # XLA:TPU keeps arrays in tiles of 8 x 128.
 _TPU_LANES = 128
@@ -361,7 +362,7 @@ def _work_of_kind(shape: MemoryShape, ways: Ways, tokens: int, prefix_tokens: in
     gated = model.experts.count > 0 or model.mlp != "gelu"
     mlp_size = model.experts.shared_size if model.experts.count else model.mlp_size
     of_mlp = (3 + gated - (0 if ways.rest == "recompute" else 1 + gated)) * mlp_size
-    if model.norms != "before" and not model.experts.count:
+    if model.norms != "before" and not model.experts.count and ways.inputs != "period":
         of_mlp += _BEHIND_NORM * mlp_size
     # Where chunks wait on the host and devices exchange, XLA puts these gradients off for layers outside a loop.
     outside_loop = shape.layers if shape.layers <= _LAYERS_WITHOUT_LOOP else 1

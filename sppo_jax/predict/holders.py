@@ -52,8 +52,8 @@ _STATES = 3
 # The most layers of a group that are no loop: the last one stands alone, see `pipeline.kinds.run_layers`.
 _LAYERS_WITHOUT_LOOP = 2
 # A norm behind an MLP asks for the MLP's output before the cotangents of its inner arrays come, so the MLP's forward is
-# made again first: so many more of its arrays are there, as compiled in two plans of Gemma 3 and one of OLMo 3. None are
-# in three compiled plans of Gemma 3 with a period, whose layers ran again just before.
+# made again first: so many more of its arrays are there, as compiled in two plans of Gemma 3 and one of OLMo 3.
+# None are in three compiled plans of Gemma 3 with a period, whose layers ran again just before.
 _BEHIND_NORM = 5
 # XLA:TPU keeps arrays in tiles of 8 x 128.
 _TPU_LANES = 128

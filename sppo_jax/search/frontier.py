@@ -396,7 +396,8 @@ class Fastest:
         def form(candidate: Candidate) -> tuple[Layout, str]:
             return candidate.layout, candidate.places[0]
 
-        forms, found = {form(one.candidate) for one in known}, []
+        forms: set[tuple[Layout, str]] = {form(one.candidate) for one in known}
+        found: list[Outcome] = []
         new = of._replace(candidate=lambda candidate: of.candidate(candidate) and form(candidate) not in forms)
         while len(found) < count and (outcome := self.next(of=new)) is not None:
             found.append(outcome)

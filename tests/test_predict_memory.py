@@ -17,8 +17,9 @@ from sppo_jax.predict.holders import ALL, BACKWARD, MOMENTS, Ways, optimizer_byt
 from sppo_jax.predict.memory import Memory, predict_memory
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.simulate import simulate
-from sppo_jax.predict.stash_bytes import stash_bytes
+from sppo_jax.predict.stash_bytes import fetched_bytes, stash_bytes
 from sppo_jax.predict.workspace import kv_heads_per_device
+from sppo_jax.program.stash import stash_classes
 from sppo_jax.schedule.generators import GENERATORS, make_table
 from sppo_jax.schedule.outline import all_rounds, make_outline
 from sppo_jax.schedule.table import TickShape
@@ -370,6 +371,23 @@ def test_the_peak_is_the_fullest_moment():
     assert memory.hbm_bytes == max(sum(of_moment.values()) for of_moment in memory.moments.values())
     assert memory.hbm in memory.moments.values()
     assert all(holder.size_bytes >= 0 for holder in memory.holders)
+
+
+def test_what_a_period_fetches_grows_with_its_windows_and_not_with_the_sequence():
+    table, places = breadth_first(4, 2)
+    places = replace(places, inputs="period", attention="recompute", kv="host")
+
+    def fetched(window, length=4096, count=3):
+        kinds = {"local": {"sliding_window": window}}
+        model = replace(MODEL, num_layers=2 * (count + 1), layers=f"2x({count}xlocal,full)", kinds=kinds)
+        shape = replace(SHAPE, model=model, layers=count + 1, length=length)
+        (of_class, *_) = stash_classes(table, places, 1)
+        return fetched_bytes(of_class, shape, places)
+
+    # Keys and values of H elements a head and K heads, of W tokens before a chunk.
+    of_token = 2 * MODEL.num_kv_heads * MODEL.head_dim * SHAPE.compute_bytes
+    assert fetched(32) - fetched(16) == 3 * 16 * of_token and fetched(16, count=4) - fetched(16) == 16 * of_token
+    assert fetched(16, length=8192) == fetched(16)
 
 
 def test_of_several_kinds_the_widest_of_a_moment_is_charged():

@@ -1,4 +1,4 @@
-"""The version of this package, and that of jaxlib without importing it."""
+"""The version of this package, and those of jaxlib and libtpu without importing them."""
 
 import re
 from importlib.metadata import PackageNotFoundError, version
@@ -8,8 +8,17 @@ __version__ = "0.1.0"
 
 def jaxlib_version() -> tuple[int, ...]:
     """Returns jaxlib's version as ints, without any suffix; () where jaxlib is not installed."""
+    return _version_of("jaxlib")
+
+
+def libtpu_version() -> tuple[int, ...]:
+    """Returns libtpu's version as ints, without any suffix; () where libtpu is not installed."""
+    return _version_of("libtpu")
+
+
+def _version_of(package: str) -> tuple[int, ...]:
     try:
-        text = version("jaxlib")
+        text = version(package)
     except PackageNotFoundError:
         return ()
     return tuple(int(number) for number in re.findall(r"\d+", text)[:3])

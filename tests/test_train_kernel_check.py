@@ -1,4 +1,4 @@
-"""A run on GPUs begins with a check of its fused kernel: when, of which heads, remembered how, and what users read."""
+"""A run begins with a check of its kernel: when, of which heads, remembered how, and what users read."""
 
 import dataclasses
 import json
@@ -13,11 +13,13 @@ from small_run import SETTINGS
 
 from sppo_jax.attention import check
 from sppo_jax.attention.check import PLAIN, Heads
+from sppo_jax.attention.pallas import PallasKernel
 from sppo_jax.config import ConfigError, config_from_dict
 from sppo_jax.train import evaluate_saved, kernel_check, setup
 from sppo_jax.train.kernel_check import check_kernels, heads_of
 
 GPU = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
+TPU = SimpleNamespace(platform="tpu", device_kind="TPU v5")
 
 
 def config(**model):
@@ -31,10 +33,20 @@ def plan(**changes):
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """A machine with a GPU; what the check finds there, and the heads that were checked."""
-    machine = SimpleNamespace(found=None, checked=[], driver="580.126.20", cudnn=(9, 28, 1), cache=tmp_path / "cache")
+    machine = SimpleNamespace(
+        found=None,
+        checked=[],
+        kernels=[],
+        driver="580.126.20",
+        cudnn=(9, 28, 1),
+        libtpu=(0, 0, 50),
+        text="a",
+        cache=tmp_path / "cache",
+    )
 
-    def find_difference(heads, dtype, **_):
+    def find_difference(heads, dtype, *, kernel, **_):
         machine.checked.append(heads)
+        machine.kernels.append(kernel)
         if isinstance(machine.found, Exception):
             raise machine.found
         return machine.found
@@ -42,6 +54,8 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr(check, "find_difference", find_difference)
     monkeypatch.setattr(kernel_check, "driver_version", lambda: machine.driver)
     monkeypatch.setattr(kernel_check, "cudnn_version", lambda: machine.cudnn)
+    monkeypatch.setattr(kernel_check, "libtpu_version", lambda: machine.libtpu)
+    monkeypatch.setattr(kernel_check, "_text_hash", lambda: machine.text)
     monkeypatch.setenv("XDG_CACHE_HOME", str(machine.cache))
     return machine
 
@@ -94,6 +108,75 @@ def test_what_passed_is_remembered_for_device_driver_libraries_and_heads(machine
     machine.driver = "580.126.20"
     machine.cudnn, machine.gpu = (9, 28, 1), GPU
     assert not again()
+
+
+LONG = (4096, 8192)
+
+
+def on_tpu(**changes):
+    return small_plan(changes.pop("chunks", LONG), **{"kernel": "pallas", **changes})
+
+
+def test_the_kernel_for_tpus_is_checked_with_the_blocks_of_the_longest_chunk(machine):
+    check_kernels(config(head_dim=128), on_tpu(kernel="blockwise"), TPU)
+    check_kernels(config(head_dim=128), on_tpu(), GPU)
+    check_kernels(config(head_dim=128, check_kernels=False), on_tpu(), TPU)
+    assert not machine.checked
+    model = dict(num_heads=8, num_kv_heads=2, head_dim=128)
+    check_kernels(config(**model), on_tpu(), TPU)
+    check_kernels(config(**model, sliding_window=512), on_tpu(mesh=(1, 1, 2), kind="ring"), TPU)
+    # 4096 rows of 4 heads are 1024 queries: two blocks of these, and three of 512 keys.
+    assert machine.checked == [(8, 2, 128)] * 2 and {kernel.extent[:2] for kernel in machine.kernels} == {(2048, 1536)}
+    check_kernels(config(**model), on_tpu(chunks=(256, 256)), TPU)
+    assert machine.kernels[-1].extent[:2] == (512, 768)
+
+
+def test_many_heads_for_tpus_are_checked_as_few(machine):
+    for num_kv_heads, want in ((8, (16, 8, 128)), (32, (16, 8, 128)), (9, (14, 7, 128))):
+        model = config(num_heads=2 * num_kv_heads, num_kv_heads=num_kv_heads, head_dim=128)
+        check_kernels(model, on_tpu(), TPU)
+        assert machine.checked[-1] == want
+
+
+def test_a_difference_on_a_tpu_names_libtpu_and_the_way_out(machine):
+    machine.found = "dK of the causal triangle off by 31 times what rounding does (2/2 heads of 128, ragged lengths)"
+    with pytest.raises(ValueError) as line:
+        check_kernels(config(head_dim=128), on_tpu(), TPU)
+    text = str(line.value)
+    for part in (machine.found, "TPU v5 with libtpu 0.0.50;", "model.kernel=blockwise", "model.check_kernels=false"):
+        assert part in text
+    assert "\n" not in text and "cuDNN" not in text
+
+
+def test_what_passed_on_a_tpu_is_remembered_for_device_libtpu_and_the_text_of_the_kernel(machine):
+    def again():
+        before = len(machine.checked)
+        check_kernels(config(head_dim=128), on_tpu(), machine.tpu)
+        return len(machine.checked) > before
+
+    machine.tpu = TPU
+    assert again() and not again()
+    for name, value in (
+        ("libtpu", (0, 0, 52)),
+        ("text", "b"),
+        ("tpu", SimpleNamespace(**{**vars(TPU), "device_kind": "TPU v6 lite"})),
+    ):
+        setattr(machine, name, value)
+        assert again() and not again()
+
+
+def test_the_kernel_for_tpus_that_a_cpu_interprets_is_checked(monkeypatch, tmp_path):
+    monkeypatch.setitem(kernel_check._PLATFORMS, "pallas", ("cpu",))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked, device = config(num_heads=2, num_kv_heads=1, head_dim=128), jax.local_devices()[1]
+    check_kernels(asked, on_tpu(chunks=(128, 128)), device)
+    (note,) = (tmp_path / "sppo_jax" / "kernels").iterdir()
+    assert json.loads(note.read_text())["device"] == "cpu"
+    note.unlink()
+    gradient = PallasKernel.gradient
+    monkeypatch.setattr(PallasKernel, "gradient", lambda kernel, dq: gradient(kernel, dq + 1))
+    with pytest.raises(ValueError, match=r"by the kernel for TPUs must agree with plain attention, got dQ of the rect"):
+        check_kernels(asked, on_tpu(chunks=(128, 128)), device)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"check": 0})])

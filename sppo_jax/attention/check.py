@@ -1,4 +1,4 @@
-"""The fused kernel's calls against plain attention in float32, on the device: small, with everything that a run does.
+"""A kernel's calls against plain attention in float32, on the device: small, with everything that a run does.
 
 A call attends from the first queries and keys of its operands. The rows behind hold other documents and padding. The
 backward gets an LSE and an output over more keys than its own. So a kernel that reads the rows behind, or computes an
@@ -20,7 +20,7 @@ from sppo_jax.attention import cudnn
 from sppo_jax.attention.blockwise import merge
 from sppo_jax.attention.cudnn import Operands, Results
 
-# Rows of the operands: a few tiles of a kernel, which have 64 or 128 rows, and a part of a tile.
+# Rows of the operands of cuDNN's kernel: a few tiles, which have 64 or 128 rows, and a part of a tile.
 NUM_QUERIES, NUM_KEYS = 320, 1216
 # Scores of this size: exp of less than -88.7 is no normal float32.
 LOW_SCORE = -150.0
@@ -33,6 +33,8 @@ MOST_ROUNDINGS = 4
 # than this many times the distance of plain attention in the same dtype. Two roundings instead of one make it sqrt(2)
 # times that distance. A result that is wrong by 1.5% makes it more than 4 times.
 MOST_TIMES_PLAIN = 4
+# Scores in float32 are off by more than a rounding of a float32 result; so are their exponentials.
+_LEAST_UNIT = 2**-13
 # An LSE is never rounded. Scores of LOW_SCORE that are summed in float32 may be off by 128 * 2^-24 of their size.
 MOST_LSE_ERROR = 2e-3
 
@@ -48,19 +50,29 @@ class Heads(NamedTuple):
         return f"{self.num_heads}/{self.num_kv_heads} heads of {self.head_dim}"
 
 
-class Kernel(NamedTuple):
-    """A `forward` and a `backward` as in `attention.cudnn`."""
-
-    forward: Callable
-    backward: Callable
-
-
 class Pattern(NamedTuple):
     """Which rows a call is asked for, of the rectangle and of the triangle, and the size of the scores."""
 
     rectangle: tuple[int, int]
     triangle: tuple[int, int]
     score: float
+
+
+class Extent(NamedTuple):
+    """Rows of the operands, and what calls are asked for; `windows`: keys that a query of a checked band sees."""
+
+    num_queries: int
+    num_keys: int
+    patterns: dict[str, Pattern]
+    windows: tuple[int, ...]
+
+
+class Kernel(NamedTuple):
+    """A `forward` and a `backward` as in `attention.cudnn`, and with how many rows they are checked."""
+
+    forward: Callable
+    backward: Callable
+    extent: Extent | None = None  # that of cuDNN's kernel
 
 
 FUSED = Kernel(cudnn.forward, cudnn.backward)
@@ -93,12 +105,13 @@ def find_difference(
         What differs, by how much and in which call; None if nothing differs.
     """
     on_gpu = device is not None and device.platform in ("gpu", "cuda")
+    extent = kernel.extent or Extent(NUM_QUERIES, NUM_KEYS, PATTERNS, WINDOWS)
     options = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if on_gpu else None  # compile quickly
     with jax.default_device(device), jax.default_matmul_precision("highest"):
-        for call, how in _calls(has_window).items():
+        for call, how in _calls(extent.windows if has_window else ()).items():
             compare = jax.jit(partial(_compare, kernel, how), compiler_options=options)
-            for name, pattern in PATTERNS.items():
-                arrays = _draw(heads, dtype, pattern.score)
+            for name, pattern in extent.patterns.items():
+                arrays = _draw(heads, extent, dtype, pattern.score)
                 lengths = pattern.triangle if how["causal"] else pattern.rectangle
                 judged = jax.device_get(compare(arrays, tuple(map(np.int32, lengths))))
                 for result, (element, distance) in zip(_NAMES, judged, strict=True):
@@ -109,18 +122,14 @@ def find_difference(
     return None
 
 
-def _calls(has_window: bool) -> dict[str, dict]:
-    if not has_window:
-        return _CALLS
-    return {f"band of {window} keys": dict(causal=True, window=window) for window in WINDOWS}
+def _calls(windows: tuple[int, ...]) -> dict[str, dict]:
+    return {f"band of {window} keys": dict(causal=True, window=window) for window in windows} or _CALLS
 
 
-def _draw(heads: Heads, dtype, score: float) -> list[jax.Array]:
+def _draw(heads: Heads, extent: Extent, dtype, score: float) -> list[jax.Array]:
     """Draws q, k, v, dout, and what the queries get from keys elsewhere: an output, and an LSE less the call's own."""
     rng = np.random.default_rng(0)
-    of_queries, of_keys = (
-        (count, size, heads.head_dim) for count, size in zip(heads[:2], (NUM_QUERIES, NUM_KEYS), strict=True)
-    )
+    of_queries, of_keys = ((count, size, heads.head_dim) for count, size in zip(heads[:2], extent[:2], strict=True))
     q, k, v, dout = (rng.normal(size=size) for size in (of_queries, of_keys, of_keys, of_queries))
     shift = np.sqrt(-score / np.sqrt(heads.head_dim))
     arrays = [jnp.asarray(x, dtype) for x in (q - shift, k + shift, v, dout)]
@@ -147,7 +156,7 @@ def _compare(kernel: Kernel, how: dict, arrays, lengths):
     bounds = _bounds(wide, wide_results, right_out, how)
     got, plain = ((*each.forward(given, **how), *each.backward(given, results, **how)) for each in (kernel, PLAIN))
     counts = (num_queries, num_queries, num_queries, num_keys, num_keys)
-    unit = float(jnp.finfo(q_NTH.dtype).eps) / 2
+    unit = max(_LEAST_UNIT, float(jnp.finfo(q_NTH.dtype).eps) / 2)
     return [
         _judge(*each, unit, is_lse=name == "LSE")
         for name, each in zip(_NAMES, zip(got, plain, right, bounds, counts, strict=True), strict=True)
@@ -156,6 +165,9 @@ def _compare(kernel: Kernel, how: dict, arrays, lengths):
 
 def _global_results(out_NTH, lse_NT, more_NTH, more_NT, dout_NTH, num_queries) -> Results:
     """Makes output and LSE over the call's keys and others; every other row behind the asked ones is padding."""
+    # A row behind may see no key of a band; a run gives no such row an output that is no number.
+    has_seen = lse_NT > -jnp.inf
+    out_NTH, lse_NT = jnp.where(has_seen[..., None], out_NTH, 0), jnp.where(has_seen, lse_NT, 0)
     out, lse = merge(out_NTH, lse_NT, more_NTH, lse_NT + more_NT)
     rows = jnp.arange(lse.shape[1], dtype=jnp.int32)
     behind = rows >= num_queries

@@ -64,8 +64,8 @@ class ModelConfig(Section):
             `model.head_dim` that is a multiple of 8 and at most 128; "pallas" needs a TPU (v5e or later), bfloat16 or
             float32, and a `model.head_dim` of 128 or 256, and a CPU interprets it, slowly;
             "auto": "cudnn" or "pallas" on GPUs and TPUs where these needs are met, else "blockwise".
-        check_kernels: whether a run on GPUs begins with a check of kernel "cudnn" against plain attention; the check
-            takes seconds, and its result is stored for device, driver and cuDNN; true or false.
+        check_kernels: whether a run on GPUs or TPUs begins with a check of kernel "cudnn" or "pallas" against plain
+            attention; what passed is stored for device, driver and cuDNN, or libtpu; true or false.
         dropout: must be 0; dropout is not supported.
         init_scale: standard deviation of the initial weights; at least 0.
     """

@@ -1,66 +1,100 @@
-"""A run on GPUs begins with a check of attention's fused kernel, on one device of each process.
+"""A run on GPUs or TPUs begins with a check of attention's kernel, on one device of each process.
 
 A kernel that passed is remembered in a file of the user, for the device, its driver and libraries, and the heads: the
-next run with the same ones does not check again.
+next run with the same ones does not check again. The kernel for TPUs is our own, so its text counts too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 
-from sppo_jax.attention import check, ulysses
+from sppo_jax.attention import check, intervals, pallas, pallas_backward, pallas_forward, ulysses
 from sppo_jax.attention.check import FUSED, Heads, Kernel
+from sppo_jax.attention.pallas_blocks import choose_blocks, target_of
+from sppo_jax.attention.pallas_calls import checked_kernel
 from sppo_jax.compat import another_cudnn, cudnn_version, driver_version
 from sppo_jax.config import Config
 from sppo_jax.config.model import ModelConfig
 from sppo_jax.dtypes import compute_dtype
 from sppo_jax.files import cache_directory, parse_json, write_whole
 from sppo_jax.plan.plan import Plan
-from sppo_jax.version import jaxlib_version
+from sppo_jax.version import jaxlib_version, libtpu_version
 
 # Rises when the check finds more than before.
 _VERSION = 1
+# The devices that run a kernel; blockwise is not checked.
+_PLATFORMS = {"cudnn": ("gpu", "cuda"), "pallas": ("tpu",)}
+# Key-value heads of a checked call of the kernel for TPUs: more of them are more of the same steps.
+_MOST_KV_HEADS = 8
 
 
-def check_kernels(config: Config, plan: Plan, device: jax.Device, kernel: Kernel = FUSED) -> None:
-    """Checks on a device each call of the fused kernel that a plan makes there; does nothing if there are none.
+def check_kernels(config: Config, plan: Plan, device: jax.Device) -> None:
+    """Checks on a device each call of the kernel that a plan makes there; does nothing if it is not a checked one.
 
     Args:
         config: `model.check_kernels` leaves the check out.
         plan: its kernel, and how its heads are spread.
         device: of this process.
-        kernel: what is checked.
 
     Raises:
         ValueError: a call fails or differs from plain attention by more than rounding; says which, and what to do.
     """
-    if not config.model.check_kernels or plan.kernel != "cudnn" or device.platform not in ("gpu", "cuda"):
+    if not config.model.check_kernels or device.platform not in _PLATFORMS.get(plan.kernel, ()):
         return
-    dtype, facts = compute_dtype(config.model.compute_dtype), _facts(device)
-    for heads, has_window in calls_of(config.model, plan):
+    dtype, facts, calls = compute_dtype(config.model.compute_dtype), _facts(plan, device), calls_of(config.model, plan)
+    kernel = FUSED
+    if plan.kernel == "pallas":
+        kernel, facts["blocks"] = _kernel_for_tpus(plan, device, calls, dtype.itemsize)
+    for heads, has_window in calls:
         passed = {**facts, "heads": list(heads), "dtype": dtype.name, **({"window": True} if has_window else {})}
         if _is_remembered(passed):
             continue
         found = _find(heads, dtype, has_window, kernel, device)
         if found is not None:
-            raise ValueError(
-                f"attention by cuDNN must agree with plain attention, got {found} on {device.device_kind} with cuDNN "
-                f"{facts['cudnn']}; plan with model.kernel=blockwise, or {another_cudnn()} (model.check_kernels=false "
-                "leaves the check out)"
-            )
+            raise ValueError(_refusal(plan, found, device, facts))
         _remember(passed)
+
+
+def _kernel_for_tpus(plan: Plan, device: jax.Device, calls, itemsize: int) -> tuple[Kernel, list[int]]:
+    """Returns the kernel with the blocks of the plan's longest chunk, and these blocks."""
+    groups = max(heads.num_heads // heads.num_kv_heads for heads, _ in calls)
+    longest = max(plan.chunk_lengths)
+    num_queries, num_keys = longest // plan.ring, (plan.sequence_length + longest) // plan.ring
+    blocks = choose_blocks(target_of(device.device_kind, groups, itemsize), num_queries, num_keys)
+    return checked_kernel(blocks), [blocks.queries, blocks.keys, blocks.rows]
+
+
+def _refusal(plan: Plan, found: str, device: jax.Device, facts: Mapping[str, object]) -> str:
+    if plan.kernel == "cudnn":
+        by, library, more = "cuDNN", f"cuDNN {facts['cudnn']}", f", or {another_cudnn()}"
+    else:
+        by, library, more = "the kernel for TPUs", f"libtpu {facts['libtpu']}", ""
+    return (
+        f"attention by {by} must agree with plain attention, got {found} on {device.device_kind} with {library}; plan "
+        f"with model.kernel=blockwise{more} (model.check_kernels=false leaves the check out)"
+    )
 
 
 def calls_of(model: ModelConfig, plan: Plan) -> list[tuple[Heads, bool]]:
     """Returns the heads of the kernel's calls on one device, and whether they have windows, of kinds with attention."""
     kinds = [(kind, kind.window_within(plan.sequence_length) > 0) for kind in model.attention_kinds]
-    return list(dict.fromkeys((heads, window) for kind, window in kinds for heads in heads_of(kind, plan)))
+    return list(dict.fromkeys((_few(heads, plan), window) for kind, window in kinds for heads in heads_of(kind, plan)))
+
+
+def _few(heads: Heads, plan: Plan) -> Heads:
+    """Returns heads with few key-value heads, and as many query heads of each, for the kernel for TPUs."""
+    num_kv_heads = heads.num_kv_heads
+    if plan.kernel != "pallas" or num_kv_heads <= _MOST_KV_HEADS:
+        return heads
+    few = _MOST_KV_HEADS - num_kv_heads % 2  # cores share an even number of heads in another way
+    return heads._replace(num_heads=heads.num_heads // num_kv_heads * few, num_kv_heads=few)
 
 
 def heads_of(model: ModelConfig, plan: Plan) -> list[Heads]:
@@ -81,15 +115,22 @@ def _find(heads: Heads, dtype, has_window: bool, kernel: Kernel, device: jax.Dev
         return f"a failure of a call ({heads}): {' '.join(str(error).split())[:200]}"
 
 
-def _facts(device: jax.Device) -> dict[str, object]:
+def _facts(plan: Plan, device: jax.Device) -> dict[str, object]:
     """Returns all that a result depends on, but for the calls."""
-    return {
-        "check": _VERSION,
-        "device": device.device_kind,
-        "driver": driver_version(),
-        "cudnn": ".".join(map(str, cudnn_version() or ())),
-        "jaxlib": list(jaxlib_version()),
-    }
+    facts: dict[str, object] = {"check": _VERSION, "device": device.device_kind, "jaxlib": list(jaxlib_version())}
+    if plan.kernel == "cudnn":
+        return {**facts, "driver": driver_version(), "cudnn": _dotted(cudnn_version() or ())}
+    return {**facts, "libtpu": _dotted(libtpu_version()), "kernel": _text_hash()}
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _text_hash() -> str:
+    """Returns what tells the kernel for TPUs from one with another text."""
+    text = "".join(map(inspect.getsource, (intervals, pallas, pallas_backward, pallas_forward)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _note(passed: Mapping[str, object]) -> Path:

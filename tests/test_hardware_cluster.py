@@ -25,6 +25,8 @@ def test_figures_make_sense(device):
         ("v5p:4x4x4", 16, 4, (4, 4, 4)),
         ("v5e:2x2", 1, 4, (2, 2)),
         ("v6e:1", 1, 1, (1,)),
+        ("tpu7x:2x2x1", 1, 8, (2, 2, 1)),
+        ("tpu7x:4x4x4", 16, 8, (4, 4, 4)),
     ],
 )
 def test_clusters_are_read_and_written_back(text, hosts, per_host, topology):
@@ -34,6 +36,13 @@ def test_clusters_are_read_and_written_back(text, hosts, per_host, topology):
     assert cluster.name == text.strip()
     assert parse_cluster(cluster.name) == cluster
     assert cluster.device_host_bytes * per_host <= cluster.host_bytes
+
+
+def test_two_devices_of_a_chip_count_once_in_a_shape():
+    device = DEVICES["tpu7x"]
+    assert device.platform == "tpu" and device.kernel == "pallas"
+    one_host = replace(parse_cluster("tpu7x:4x4x4"), num_hosts=1, topology=())
+    assert one_host.num_devices == 8 and parse_cluster(one_host.name).num_devices == 8
 
 
 @pytest.mark.parametrize(

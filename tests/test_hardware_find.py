@@ -48,6 +48,8 @@ from sppo_jax.hardware import DEVICES, find_device, local_cluster, make_cluster
         ("cpu", "cpu"),
         ("TPU v6 lite", "v6e"),
         ("v6e-8", "v6e"),
+        ("TPU7x", "tpu7x"),
+        ("tpu7x-8", "tpu7x"),
     ],
 )
 def test_devices_are_found_by_their_own_names(name, known):
@@ -65,7 +67,7 @@ UNKNOWN = [
 ]
 
 
-@pytest.mark.parametrize("name", ["abacus", "TPU7x", *UNKNOWN])
+@pytest.mark.parametrize("name", ["abacus", "TPU8i", *UNKNOWN])
 def test_an_unknown_device_names_the_known_ones_and_the_keys_to_give(name):
     with pytest.raises(ValueError, match=f"^unknown device '{name}', none of cpu, a100-40g.*; set hardware") as error:
         find_device(name)

@@ -18,6 +18,7 @@ def model(kernel: str, head_dim: int) -> ModelConfig:
     [
         ("auto", "v5p", 2, 128, "pallas"),
         ("auto", "v6e", 4, 256, "pallas"),
+        ("auto", "tpu7x", 2, 128, "pallas"),
         ("auto", "v5p", 2, 64, "blockwise"),
         ("auto", "v5p", 8, 128, "blockwise"),
         ("auto", "v4", 2, 128, "blockwise"),

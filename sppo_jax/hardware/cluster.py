@@ -12,7 +12,10 @@ Sources:
   A6000, RTX 4090, RTX 5090 and RTX PRO 6000. No page confirmed the other figures of these rows, nor the bytes of memory
   that a driver leaves free. That the kernels of all of these reach the A100's, the H200's or the B200's shares of the
   peak is an assumption.
-  TPU: Google Cloud TPU system architecture pages (v4, v5e, v5p, v6e); their 4-chip machine types (hosts).
+  TPU: Google Cloud TPU system architecture pages (v4, v5e, v5p, v6e); their 4-chip machine types (hosts). TPU7x
+  (docs.cloud.google.com/tpu/docs/tpu7x): a chip has 2307 TFLOP/s in BF16, 192 GiB, 7380 GB/s, ICI of 1200 GB/s both
+  ways in three dims, and is two devices; a host of four chips has 960 GB. A program gets 94.74 GiB of a device (libtpu
+  0.0.50.1). The two devices share the chip's links; each is taken to have half of one.
   Links are one way: NVLink 3, 4, 5 have 600, 900, 1800 GB/s both ways, of which collectives reach about three quarters;
   a DGX has one 200 Gb/s (A100) or 400 Gb/s (H100 and later) adapter a GPU. Host links are what copies reach of PCIe
   gen 5 x16, about four fifths; on the A100, where pairs of GPUs share a gen 4 x16 link, 13 GB/s (SPPO's Fig. 5: 12.9
@@ -89,6 +92,8 @@ class Device:
         host_memory_bytes_s: bytes a second of a usual host's memory, which the copies of all its devices share.
         float32_share: share of the peak in float32, where `compute_bytes` is 2.
         assumed: whether the matmul efficiency is an assumption: neither calibrated on published runs nor measured.
+        platform: the compiler that makes its programs: "cpu", "gpu" or "tpu".
+        devices_per_chip: devices of a chip; the sizes of a TPU slice are in chips.
     """
 
     name: str
@@ -117,11 +122,8 @@ class Device:
     host_memory_bytes_s: float = math.inf
     float32_share: float = 1.0
     assumed: bool = True
-
-    @property
-    def platform(self) -> str:
-        """The compiler that makes its programs: "cpu", "gpu" or "tpu"."""
-        return "cpu" if self.name == "cpu" else "tpu" if self.name.startswith("v") else "gpu"
+    platform: str = "gpu"
+    devices_per_chip: int = 1
 
     def peak_flops_s(self, compute_bytes: int) -> float:
         """Returns the peak FLOP/s of a matmul whose operands have elements of so many bytes."""
@@ -190,7 +192,9 @@ def _gpu(
     )
 
 
-def _tpu(name: str, hbm_gib: int, hbm: float, host_gib: int, link: float, flops: float) -> Device:
+def _tpu(
+    name: str, hbm_gib: int, hbm: float, host_gib: int, link: float, flops: float, devices_per_chip: int = 1
+) -> Device:
     return Device(
         name=name,
         hbm_bytes=hbm_gib * _GiB,
@@ -200,9 +204,11 @@ def _tpu(name: str, hbm_gib: int, hbm: float, host_gib: int, link: float, flops:
         network_bytes_s=link,  # hosts of a slice are joined by the same links
         matmul_flops_s=flops,
         host_bytes=host_gib * _GiB,
-        devices_per_host=4,
+        devices_per_host=4 * devices_per_chip,
         kernel="pallas" if name in TPU_CHIPS else "blockwise",
         tile=128,
+        platform="tpu",
+        devices_per_chip=devices_per_chip,
     )
 
 
@@ -264,6 +270,7 @@ DEVICES = {
             smallest_chunk=256,
             compute_bytes=4,
             assumed=False,  # a simulated device has no speed of its own
+            platform="cpu",
         ),
         _gpu("a100-40g", 39, 1.555e12, 13e9, 300e9, 25e9, 312e12, _A100 | _SMALL_HOST),
         _gpu("a100-80g", 79, 2.039e12, 13e9, 300e9, 25e9, 312e12, _A100),
@@ -300,6 +307,7 @@ DEVICES = {
         _tpu("v5e", 16, 0.819e12, 192, 50e9, 197e12),
         _tpu("v5p", 95, 2.765e12, 448, 100e9, 459e12),
         _tpu("v6e", 31, 1.638e12, 720, 100e9, 918e12),
+        _tpu("tpu7x", 94, 3.69e12, 960, 50e9, 1153.5e12, devices_per_chip=2),
     )
 }
 
@@ -342,7 +350,7 @@ class Cluster:
     @property
     def name(self) -> str:
         """The name that `parse_cluster` reads."""
-        shape = self.topology or (self.num_hosts, self.devices_per_host)
+        shape = self.topology or (self.num_hosts, max(1, self.devices_per_host // self.device.devices_per_chip))
         return f"{self.device.name}:{'x'.join(map(str, shape))}"
 
     def link_bytes_s(self, span: int) -> float:
@@ -380,7 +388,8 @@ def parse_cluster(text: str) -> Cluster:
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):
         raise ValueError(f"{rule}, with every size at least 1, got {text!r}; give the sizes")
     dims = tuple(map(int, sizes))
-    if math.prod(dims) > _MOST_DEVICES:
+    num_devices = math.prod(dims) * device.devices_per_chip
+    if num_devices > _MOST_DEVICES:
         raise ValueError(
             f"a cluster must have at most {_MOST_DEVICES:,} devices, got {text!r}; make the cluster smaller"
         )
@@ -388,7 +397,7 @@ def parse_cluster(text: str) -> Cluster:
         if len(dims) != 2:
             raise ValueError(f"{rule}, got {text!r} with {len(dims)} sizes; give hosts and devices a host")
         return Cluster(device=device, num_hosts=dims[0], devices_per_host=dims[1], host_bytes=device.host_bytes)
-    return replace(make_cluster(device, math.prod(dims)), topology=dims)
+    return replace(make_cluster(device, num_devices), topology=dims)
 
 
 def measured(device: Device, path: Path) -> Device:

@@ -1,10 +1,13 @@
 """Constants of the cost model from published figures, and predictions of all others."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from sppo_jax.hardware import DEVICES
+from sppo_jax.hardware.tpu_chips import TPU_CHIPS
+from studies import tokamax
 from studies.cells import Cell
 from studies.published import KERNEL
 from studies.systems import GPU, PREDICTIONS, Rates, tokens_per_gpu_s
@@ -17,7 +20,8 @@ class Compared(Protocol):
     def error(self) -> float: ...
 
 
-Calibration = dict[str, Rates]  # by device, or "DEVICE, assumed" for the planner's own constants
+# By device; "DEVICE, assumed": the planner's own constants; "DEVICE, tokamax": those of MaxText's kernel.
+Calibration = dict[str, Rates]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +48,27 @@ def assumed(name: str) -> Rates:
 
 
 def calibrate(cells: list[Cell]) -> Calibration:
-    """Finds the constants of each machine from the cells marked for it: three of the A100, one of the H100."""
-    long_units, short_units, other = (cell for cell in cells if cell.role == "calibrate")
+    """Finds the constants of each machine from the cells marked for it.
+
+    Three of the A100, one each of the H100, the v5p and TPU7x.
+    """
+    long_units, short_units, other, of_v5p, of_tpu7x = (cell for cell in cells if cell.role == "calibrate")
     # ALST runs FlashAttention, not the kernel whose backward the device's figures are of.
     start = replace(assumed(other.setup.gpu), attention_backward=Rates.attention_backward)
     found = {other.setup.gpu: _solve(start, "attention_efficiency", 0.1, 1.0, other)}
-    for key in dict.fromkeys(cell.constants for cell in cells if cell.constants):
+    for key in dict.fromkeys(cell.constants for cell in cells if cell.constants.endswith("assumed")):
         found[key] = assumed(key.partition(",")[0])
+    reached, clock_hz = calibrate_tpus(of_v5p, of_tpu7x)
+    found[of_v5p.key] = tokamax.rates("v5p", reached, TPU_CHIPS["v5p"].clock_hz)
+    found[of_tpu7x.key] = tokamax.rates("tpu7x", reached, clock_hz)
     return calibrate_on(long_units, short_units) | found
+
+
+def calibrate_tpus(of_v5p: Cell, of_tpu7x: Cell) -> tuple[float, float]:
+    """Returns what bundles reach, from a run on v5p, and the clock of TPU7x, from a run there."""
+    of_reached = partial(tokamax.rates, "v5p", clock_hz=TPU_CHIPS["v5p"].clock_hz)
+    reached = _halve(of_reached, 0.3, 1.0, of_v5p)
+    return reached, _halve(partial(tokamax.rates, "tpu7x", reached), 0.5e9, 3e9, of_tpu7x)
 
 
 def calibrate_on(long_units: Cell, short_units: Cell) -> Calibration:
@@ -77,12 +94,20 @@ def calibrate_on(long_units: Cell, short_units: Cell) -> Calibration:
 
 def _solve(rates: Rates, name: str, slow: float, fast: float, cell: Cell) -> Rates:
     """Finds, by halving, the constant between `slow` and `fast` with which a cell comes out."""
+
+    def make(value: float) -> Rates:
+        return replace(rates, **{name: value})
+
+    return make(_halve(make, slow, fast, cell))
+
+
+def _halve(make: Callable[[float], Rates], slow: float, fast: float, cell: Cell) -> float:
     for _ in range(24):
-        middle = replace(rates, **{name: (slow + fast) / 2})
-        if predict(cell, {cell.setup.gpu: middle}) < cell.value:
-            slow = (slow + fast) / 2
+        middle = (slow + fast) / 2
+        if predict(cell, {cell.key: make(middle)}) < cell.value:
+            slow = middle
         else:
-            fast = (slow + fast) / 2
+            fast = middle
     return middle
 
 

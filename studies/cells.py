@@ -49,6 +49,11 @@ class Cell:
         return self.constants or self.setup.gpu
 
     @property
+    def is_assumed(self) -> bool:
+        """Whether the constants are the planner's assumptions."""
+        return self.constants.endswith("assumed")
+
+    @property
     def verified(self) -> bool:
         """Whether the source has the figure in so many words and does not contradict it."""
         return ("[V]" in self.mark or "[C]" in self.mark) and "[?]" not in self.mark

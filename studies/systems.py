@@ -59,6 +59,7 @@ class Setup:
         no_bubble: whether idle stages are put to use, at no cost.
         context: GPUs over which a system without stages spreads the sequence; 0: there are stages.
         ulysses: whether those exchange heads, without hiding it.
+        backward_share: share of a device's cores that attention's backward uses.
         network_bytes_s: bytes a second of a GPU between nodes.
         host_link_bytes_s: bytes a second of a GPU to its host, one way.
     """
@@ -79,6 +80,7 @@ class Setup:
     no_bubble: bool = False
     context: int = 0
     ulysses: bool = False
+    backward_share: float = 1.0
     network_bytes_s: float = 25e9
     host_link_bytes_s: float = 13e9
 
@@ -126,7 +128,7 @@ def _costs(setup: Setup, rates: Rates, *, layers: int, devices: int, attention: 
         device,
         matmul_efficiency=rates.matmul_efficiency,
         attention_efficiency=rates.attention_efficiency,
-        attention_backward=rates.attention_backward,
+        attention_backward=rates.attention_backward / setup.backward_share,
         overhead_s=rates.overhead_s,
         network_bytes_s=setup.network_bytes_s,
         # Split weights are read by every GPU in part; whole ones by every GPU.

@@ -100,7 +100,7 @@ def crossed(*settings):
     crossed((0, "auto", range(5)), (4, "auto", range(5)), (0, "cost", (0,))),
 )
 def test_nothing_is_faster_than_what_is_found(figures, per_step, balance):
-    cluster = small(name="slow", **figures)  # no CPU: chunks of equal cost are tried
+    cluster = small(platform="gpu", **figures)  # no CPU: chunks of equal cost are tried
     request = read_request(config(sequence={"per_step": per_step, "balance": balance}), cluster)
     fitting = list(that_fit(request))
     found = search(request.config, cluster)
@@ -186,9 +186,9 @@ def fitting_by_groups(request):
 
 
 def test_chunks_of_equal_cost_are_not_tried_on_cpus_unless_asked():
-    for name, balance, tried in (("cpu", "auto", False), ("slow", "auto", True), ("cpu", "cost", True)):
+    for name, balance, tried in (("cpu", "auto", False), ("gpu", "auto", True), ("cpu", "cost", True)):
         asked = config(mesh={"pipe": 4, "data": 1, "seq": 1}, sequence={"balance": balance, "chunks": 8})
-        found = search(asked, small(name=name))
+        found = search(asked, small(platform=name))
         kinds = {bool(one.plan.schedule.shapes) for one in found.rejected} | {bool(found.plan.schedule.shapes)}
         assert (True in kinds or "equal cost" in found.plan.reasons["chunks"]) == tried, name
 

@@ -5,14 +5,10 @@ Letters: T queries, S keys, G query heads of a key-value head.
 
 from dataclasses import dataclass
 
-from sppo_jax.hardware.tpu_chips import TpuChip, chip_of
+from sppo_jax.hardware.tpu_chips import TpuChip, block_keys, block_queries, chip_of
 from sppo_jax.rules import KERNEL_TILE
 
 LANES = KERNEL_TILE
-# Rows of queries (heads times tokens) that share a block of keys. A backward moves dK and dV once for all of them: with
-# so many, the products take longer than these moves on every chip.
-_ROWS = 4096
-_KEYS = 512
 _MOST_OF_PRODUCT = 1024
 
 
@@ -81,16 +77,8 @@ def choose_blocks(target: Target, num_queries: int, num_keys: int) -> Blocks:
             f"model.kernel=pallas must get multiples of {LANES} queries and keys on a ring member, got {num_queries} "
             f"queries and {num_keys} keys; change the chunks, or use model.kernel=blockwise"
         )
-    chip, wide = target.chip, max(1, target.itemsize // 2)  # elements of 4 bytes take twice the memory
-    queries = _largest_part(num_queries, _ROWS // wide // target.num_groups)
-    keys = _largest_part(num_keys, _KEYS // wide)
-    rows = min(queries, _MOST_OF_PRODUCT // wide)
+    chip, size = target.chip, target.itemsize
+    queries = block_queries(num_queries, target.num_groups, size)
+    rows = min(queries, _MOST_OF_PRODUCT // max(1, size // 2))
+    keys = block_keys(num_keys, size)
     return Blocks(queries, keys, rows, chip.cores, chip.vmem_bytes, chip.is_interpreter)
-
-
-def _largest_part(size: int, most: int) -> int:
-    """Returns the largest power of two from 128 to `most` that divides `size`; at least 128."""
-    part = LANES
-    while part * 2 <= most and size % (part * 2) == 0:
-        part *= 2
-    return part

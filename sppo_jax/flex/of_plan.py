@@ -108,8 +108,10 @@ def _pair_s(plan: Plan, costs: CostModel, kind: str) -> float:
     """Returns the seconds of a (query, key) pair of a long sequence on one device, over the layers of a unit."""
     if kind == "H":
         return 0.0
-    times = 1.0 if kind == "F" else costs.cluster.device.attention_backward + float(costs.recompute.attention)
-    return times * costs.pair_s(kind) * plan.mesh.seq
+    if kind == "F":
+        return costs.pair_s(kind) * plan.mesh.seq
+    again = float(costs.recompute.attention)
+    return sum((costs.backward_times(one) + again) * costs.pair_s_of(one) for one in costs.attention) * plan.mesh.seq
 
 
 def _sent_s(plan: Plan, costs: CostModel, kind: str) -> list[float]:

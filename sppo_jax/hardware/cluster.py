@@ -26,7 +26,7 @@ Sources:
   key-value heads of 128), in github.com/NVIDIA/cudnn-frontend, benchmark/attention_training/results/llama3.1 of
   2026-09-28: A100 80GB PCIe 176 TFLOP/s forward and 143 backward, H200 619 and 528.
   The same benchmark's table of cuDNN 9.19 (2026-02-27, one sequence) has 688 and 581 for the H200. That table is older,
-  and with its figures the mean error over 65 published runs is 10.6% instead of 9.6% (predicted by
+  and with its figures the mean error over 66 published runs is 8.3% instead of 7.3% (predicted by
   studies/papers.py). Which cuDNN is installed changes no plan.
   Shorter heads on Hopper: one H100 SXM, cuDNN 9.19, one call of 8192 queries and 32768 keys, 32 query and 8 key-value
   heads, measured on 2026-11-26 (bench/results/gpu_h100.json): 586 TFLOP/s forward and 541 backward with heads of
@@ -36,7 +36,10 @@ Sources:
   GB200 1622 and 1226 (2026-04-24, cuDNN 9.22), taken for the B200. The H100 and the GH200 take the H200's shares of the
   peak. studies/kernels.py compares the cost model with these and with other tables of that benchmark.
   Matmul of the A100: calibrated by studies/papers.py on the 1F1B run of 7B, 32K tokens, 16 sequences in Seq1F1B's
-  table. The matmul efficiencies of all other devices, and both efficiencies of TPUs, are assumptions.
+  table. The matmul efficiencies of all other devices are assumptions. Of TPUs: for a step of Llama-3.1-8B on v5p, XLA
+  estimates 0.77 of the peak for products of a forward and 0.72 of a backward, and a fifth of their time for copies of
+  layouts besides (libtpu 0.0.50.1): about 0.6 in all. Attention of TPUs by the kernel for them: `tpu_chips`; the share
+  of half the peak holds where another kernel runs, and is assumed.
   Networks: FlexSP's released all-to-all rates on 16, 32 and 64 A100 with one 400 Gb/s adapter a host are 0.88, 0.74 and
   0.69 of the adapters' rate: about the share that collectives reach of NVLink.
 """
@@ -48,7 +51,7 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.hardware.measured_figures import Profile, read_profile
-from sppo_jax.hardware.tpu_chips import TPU_CHIPS
+from sppo_jax.hardware.tpu_chips import BLOCK_ROWS, REACHED, SCORES, TPU_CHIPS
 
 _GiB = 2**30
 # Above any machine; a planner that tries every divisor of more would not come back.
@@ -83,7 +86,8 @@ class Device:
         attention_fixed: share of the fused kernel's time with heads of 128 that shorter heads take as well, 0..1: that
             of the exponentials of scores.
         attention_block: queries and keys of a block of the blockwise kernel, which computes whole ones; 0: not counted.
-        attention_rows: queries times heads that occupy all compute units of the fused kernel once; 0: not counted.
+        attention_rows: queries times heads that occupy all compute units of the fused kernel once, or that are a block
+            of the kernel for TPUs; 0: not counted.
         overhead_s: seconds a tick takes whatever its length.
         overhead_tokens: tokens of a device whose matmuls take as long as reading their weights.
         tile: token counts a device computes are multiples of this.
@@ -94,6 +98,7 @@ class Device:
         assumed: whether the matmul efficiency is an assumption: neither calibrated on published runs nor measured.
         platform: the compiler that makes its programs: "cpu", "gpu" or "tpu".
         devices_per_chip: devices of a chip; the sizes of a TPU slice are in chips.
+        has_bundles: whether the kernel for TPUs takes what its compiled bundles say (`tpu_chips`).
     """
 
     name: str
@@ -124,6 +129,7 @@ class Device:
     assumed: bool = True
     platform: str = "gpu"
     devices_per_chip: int = 1
+    has_bundles: bool = False
 
     def peak_flops_s(self, compute_bytes: int) -> float:
         """Returns the peak FLOP/s of a matmul whose operands have elements of so many bytes."""
@@ -150,13 +156,28 @@ class Device:
             kernel: "cudnn", "pallas" or "blockwise".
             head_dim: elements of a head.
         """
+        if kernel == "pallas" and self.has_bundles:
+            return 4 * head_dim / self.score_s(compute_bytes, head_dim)[0]
         reached = self.peak_flops_s(compute_bytes) * self.attention_efficiency
         if kernel == "cudnn":
             return reached * self._head_share(head_dim) / self._head_share(self.attention_head_dim)
-        if self.platform == "cpu" or self.attention_block:
+        if self.platform == "cpu" or self.attention_block or kernel == "pallas":
             return reached
         score_bytes = 3 * max(4, compute_bytes) + 2 * compute_bytes
         return min(reached, 4 * head_dim * self.hbm_bytes_s / score_bytes)
+
+    def score_s(self, compute_bytes: int, head_dim: int) -> tuple[float, float]:
+        """Returns the seconds of a score of one head that the kernel for TPUs takes, forward and backward.
+
+        The score is in a block that is visible as a whole. Bundles that would reach more than the peak take as long as
+        the peak does.
+        """
+        chip, peak = TPU_CHIPS[self.name], self.peak_flops_s(compute_bytes)
+        bundles = chip.bundles[head_dim]
+        forward, backward = (
+            count / SCORES / (chip.cores * chip.clock_hz) for count in (bundles.forward, bundles.backward)
+        )
+        return max(forward, 4 * head_dim / peak) / REACHED, max(backward, 10 * head_dim / peak) / REACHED
 
     def _head_share(self, head_dim: int) -> float:
         """Returns the fused kernel's FLOP/s with heads of a size, as a share of those with heads of 128.
@@ -206,6 +227,8 @@ def _tpu(
         host_bytes=host_gib * _GiB,
         devices_per_host=4 * devices_per_chip,
         kernel="pallas" if name in TPU_CHIPS else "blockwise",
+        attention_rows=BLOCK_ROWS if name in TPU_CHIPS else 0,
+        has_bundles=name in TPU_CHIPS,
         tile=128,
         platform="tpu",
         devices_per_chip=devices_per_chip,
@@ -429,6 +452,7 @@ def with_profile(device: Device, profile: Profile) -> Device:
         attention_backward=profile.attention_backward,
         attention_head_dim=profile.head_dim,
         attention_block=profile.attention_block,
+        has_bundles=False,
         hbm_bytes_s=profile.hbm_bytes_s,
         host_link_bytes_s=profile.host_link_bytes_s or device.host_link_bytes_s,
         # Copies were measured on all devices at once.

@@ -9,7 +9,7 @@ Departures from the papers, each because the program that runs is another one:
   tokens a step is then at least a seventh too short.
 * Causal attention counts the pairs that exist, `tokens * start + tokens^2 / 2`; PipeOffload's formula counts all keys.
   With a window these are the pairs within it, at a lower rate (`WINDOW_RATE`).
-* The fused kernel's forward takes whole waves of queries and both passes have a tail (`kernel_pairs`). SPPO
+* The fused kernel's forward takes whole waves of queries and both passes have a tail (`predict.attention`). SPPO
   lets one efficiency fall with the length of a chunk.
 * A tick is lock-step: the linear parts of a chunk shorter than its tick are charged for the padding, and collectives
   over the stages (embedding, head, their gradients) for every tick that has them. Attention skips padding.
@@ -18,7 +18,8 @@ Departures from the papers, each because the program that runs is another one:
   memory, whatever the length of the chunk. The papers have no such term; it is what makes chunks too short.
 * Experts multiply more rows than they have: every tile that any router may need. Each lot of tiles copies the arrays of
   its experts, so experts take time whatever the length of the chunk (`predict.experts`).
-* Nothing that is sent hides behind compute, except copies to the host, which the planner sizes to hide.
+* The kernel for TPUs takes what its compiled bundles say (`predict.tpu_attention`), and the hops of a ring hide behind
+  it. Nothing else that is sent hides behind compute, except copies to the host, which the planner sizes to hide.
 
 The seconds of one unit are a function of its chunk, with all else worked out beforehand. The search asks for the
 seconds of hundreds of thousands of chunks. So what does not depend on the chunk is a constant
@@ -40,20 +41,16 @@ from typing import NamedTuple
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
-from sppo_jax.hardware.measured_figures import block_pairs
-from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, chunk_pairs, head_flops, layer_costs, num_tables
+from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, head_flops, layer_costs, num_tables
 from sppo_jax.models.state_counts import state_counts
 from sppo_jax.plan.parts import MeshShape
+from sppo_jax.predict.attention import AttentionOfKind, attention_seconds
 from sppo_jax.predict.experts import ExpertWork, expert_work
 from sppo_jax.predict.stage_params import stage_params, table_params
 from sppo_jax.predict.states import StateWork, state_work
 from sppo_jax.program.ring import AttentionShape, Ring, mixed_shape
 from sppo_jax.schedule.table import TickShape, Unit, chunk_starts
 
-# What the fused kernel takes longer than its pairs, as keys of each query: the wait for the longest diagonal tiles (in
-# waves), and in backward the start and the end of each tile (in tokens). Fitted on the kernel benchmarks that
-# `hardware/cluster.py` names.
-_TAIL_WAVES, _BACKWARD_TOKENS = 0.75, 160
 _FLOAT32 = 4
 # The share of its FLOP/s that a kernel reaches in a window, where a mask cuts many of its tiles: a guess. Where whole
 # blocks are counted, the rate is that of whole blocks.
@@ -77,7 +74,7 @@ class StageShape(NamedTuple):
         ring: devices round which keys and values, or queries, travel; `ulysses * ring == mesh.seq`.
         layers: layers of a virtual stage, in the mean.
         compute_bytes: bytes of an activation.
-        kernel: the attention kernel, "blockwise" or "cudnn".
+        kernel: the attention kernel, "blockwise", "cudnn" or "pallas".
         length: tokens of a sequence.
         ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes.
     """
@@ -115,26 +112,6 @@ class Recompute(NamedTuple):
     windows: bool = False
     whole: bool = False
     layers: float = 0.0
-
-
-class AttentionOfKind(NamedTuple):
-    """Attention of the layers of one kind.
-
-    Attributes:
-        share: of all layers, those of the kind.
-        pair_flops: FLOPs of a query and a key that it attends to, over all heads.
-        num_heads: query heads.
-        head_dim: elements of a head.
-        kv_width: elements of a token's keys over all devices, replicated where `ulysses` needs it.
-        window: tokens that a token attends to; 0: all before it.
-    """
-
-    share: float
-    pair_flops: float
-    num_heads: int
-    head_dim: int
-    kv_width: int
-    window: int
 
 
 class Weights(NamedTuple):
@@ -259,9 +236,21 @@ class CostModel:
         """Returns the seconds of a (query, key) pair forward, in the layers of a kind of a virtual stage."""
         device = self.cluster.device
         flops_s = device.attention_flops_s(self.compute_bytes, self.ring.kernel, kind.head_dim)
-        if kind.window and not device.attention_block:
+        if kind.window and not device.attention_block and not self.has_bundles:
             flops_s *= WINDOW_RATE
         return self.layers * kind.share * kind.pair_flops / flops_s / self.mesh.seq
+
+    def backward_times(self, kind: AttentionOfKind) -> float:
+        """Returns the seconds of attention's backward for one of its forward."""
+        if not self.has_bundles:
+            return self.cluster.device.attention_backward
+        forward, backward = self.cluster.device.score_s(self.compute_bytes, kind.head_dim)
+        return backward / forward
+
+    @property
+    def has_bundles(self) -> bool:
+        """Whether attention takes what the compiled bundles of the kernel for TPUs say."""
+        return self.ring.kernel == "pallas" and self.cluster.device.has_bundles
 
     def ends_s(self, kind: str, tokens: float) -> float:
         """Returns by how many seconds a tick of so many tokens is longer if it has ends."""
@@ -605,10 +594,9 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
     runs_again = costs.recompute.whole and kind == "B"
     windows_again = 1.0 + (costs.recompute.rewrite_kv if costs.recompute.layers else 0.0)
     recomputes, recompute_reach = costs.recompute.attention, costs.recompute.reach
-    backward, experts_s, width = device.attention_backward, costs.experts_s(kind), costs.kv_width
+    experts_s, width = costs.experts_s(kind), costs.kv_width
     kinds = [
-        (costs.pair_s_of(one), kernel_pairs(costs, one), one.share * one.kv_width / width, one.window)
-        for one in costs.attention
+        (attention_seconds(costs, one, kind), one.share * one.kv_width / width, one.window) for one in costs.attention
     ]
 
     def seconds(start: int, tokens: int, padded: int = 0, reach: int = 0, has_ends: bool = True) -> float:
@@ -616,12 +604,8 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
         recomputed = recomputes and max(end, reach) <= recompute_reach
         prefix_s, fixed_s = again if recomputed else once
         attention_s = read = 0.0
-        for pair_s, pairs_of, share, window in kinds:
-            pairs, back_pairs = pairs_of(start, tokens)
-            if kind == "B":
-                again_times = windows_again if window and runs_again else float(recomputed)
-                pairs = backward * back_pairs + again_times * pairs
-            attention_s += pair_s * pairs
+        for kernel_s, share, window in kinds:
+            attention_s += kernel_s(start, tokens, windows_again if window and runs_again else float(recomputed))
             # Of the prefix a window reads its own keys alone.
             keys = share * (tokens + window if window and window < start else end)
             read += keys
@@ -634,52 +618,31 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
     return seconds
 
 
-def kernel_pairs(costs: CostModel, kind: AttentionOfKind) -> Callable[[int, int], tuple[float, float]]:
-    """Returns the (query, key) pairs that a kind's kernel takes the time of for a chunk, forward and backward.
-
-    The blockwise kernel computes whole blocks. The fused kernel's forward deals tiles of queries to the compute
-    units. Tiles that meet the whole prefix take equally long, so a last wave of tiles that is not full takes as
-    long as a full one. Tiles on the diagonal differ, and the kernel waits for the longest. The fused backward deals
-    tiles of keys, of which a long prefix has enough.
-    """
-    # Every ring member has its own blocks, of tokens that lie `ring` apart.
-    block, window = costs.cluster.device.attention_block * costs.ring.members, kind.window
-    wave = costs.wave_tokens(kind)
-    if block:
-        return lambda start, tokens: (block_pairs(start, tokens, block, window),) * 2
-    if not wave:
-        return lambda start, tokens: (chunk_pairs(start, tokens, window),) * 2
-    tail, ceil = _TAIL_WAVES * wave, math.ceil
-
-    def pairs(start: int, tokens: int) -> tuple[float, float]:
-        counted = chunk_pairs(start, tokens) + tail * tokens
-        unfilled = ceil(tokens / wave) * wave - tokens
-        return counted + unfilled * start, counted + _BACKWARD_TOKENS * tokens
-
-    return pairs
-
-
 def transfer_seconds(costs: CostModel, kind: str) -> UnitSeconds:
     """Returns the seconds in which a unit of a kind sends to other devices.
 
     That is the all-to-all of ulysses and the hops of the ring in every layer, the hop to the next stage, and the
     sums over the stages: the head's, and where a tick has ends those of the embedding and of both gradients; and
-    tables that are gathered and scattered. Copies to the host are not in it: they hide.
+    tables that are gathered and scattered. Copies to the host are not in it: they hide. Of the ring's hops with the
+    kernel for TPUs only what takes longer than attention is in it: each runs beside a kernel, as compiled.
     """
     seq, layers, link = costs.mesh.seq, costs.layers, costs.cluster.link_bytes_s(costs.mesh.seq)
     recomputes, recompute_reach = costs.recompute.attention, costs.recompute.reach
     by_again = {ends: [costs.token_transfer_s[kind, ends, again] for again in (False, True)] for ends in (False, True)}
     rates = {ends: [rate / seq for rate in of_again] for ends, of_again in by_again.items()}
     table_s, on_ring = costs.table_s[kind], costs.ring.members > 1 and kind != "H"
+    beside = [attention_seconds(costs, one, kind) for one in costs.attention] if on_ring and costs.has_bundles else []
 
     def seconds(start: int, tokens: int, padded: int = 0, reach: int = 0, has_ends: bool = True) -> float:
         reach = max(start + tokens, reach)
         longer = tokens if tokens > padded else padded
-        sent_s = rates[has_ends][recomputes and reach <= recompute_reach] * longer
+        recomputed = recomputes and reach <= recompute_reach
+        sent_s = rates[has_ends][recomputed] * longer
         if has_ends or kind == "H":
             sent_s += table_s
         if on_ring:
-            sent_s += layers * costs.ring_bytes(kind, math.ceil(longer / seq), reach) / link
+            ring_s = layers * costs.ring_bytes(kind, math.ceil(longer / seq), reach) / link
+            sent_s += max(0.0, ring_s - sum(kernel_s(start, tokens, float(recomputed)) for kernel_s in beside))
         return sent_s
 
     return seconds

@@ -139,7 +139,7 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
             **reasons,
             **_groups_reason(config),
             "alpha": outcome.alpha_reason,
-            **_memory_reasons(memory, pinned, request.cluster),
+            **_memory_reasons(memory, pinned, request.cluster, request.kernel),
         },
     )
 
@@ -229,9 +229,9 @@ def _groups_reason(config: Config) -> dict[str, str]:
     }[config.sequence.groups]
 
 
-def _memory_reasons(memory: Memory, pinned: Pinned, cluster: Cluster) -> dict[str, str]:
+def _memory_reasons(memory: Memory, pinned: Pinned, cluster: Cluster, kernel: str) -> dict[str, str]:
     fits = "fits" if memory.fits(cluster) else "DOES NOT FIT"
-    assumed = {"hardware": _assumed(cluster)} if cluster.device.assumed else {}
+    assumed = {"hardware": _assumed(cluster, kernel)} if cluster.device.assumed else {}
     return assumed | {
         "hbm": f"{fits} in {format_bytes(usable_bytes(cluster))}{_of_pool(cluster)}: {memory.describe()}",
         "host": f"of {format_bytes(cluster.device_host_bytes)} per device{_of_optimizer(memory)}",
@@ -263,10 +263,14 @@ def _of_optimizer(memory: Memory) -> str:
     return f"; parameters, moments and gradients {format_bytes(memory.host_optimizer)}"
 
 
-def _assumed(cluster: Cluster) -> str:
+def _assumed(cluster: Cluster, kernel: str) -> str:
     device = cluster.device
-    if device.attention_rows:
-        what = f"efficiency of matmuls on {device.name} ({device.matmul_efficiency:.0%} of the peak) is"
+    matmuls = f"efficiency of matmuls on {device.name} ({device.matmul_efficiency:.0%} of the peak) is"
+    if kernel == "pallas" and device.has_bundles:
+        what = matmuls
+        rest = "attention's seconds come from the compiled kernel and one published run of another one; "
+    elif device.kernel == "cudnn" and device.attention_rows:
+        what = matmuls
         rest = f"attention's {device.attention_efficiency:.0%} comes from published kernel benchmarks; "
     else:
         what = (

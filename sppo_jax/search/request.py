@@ -177,7 +177,7 @@ def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:
     pinned = {name: getattr(settings, name) for name in PINNABLE if getattr(settings, name) != "auto"}
     if "matmul_flops_s" in pinned:
         # A figure the user gives is what the device reaches, not its datasheet's peak.
-        pinned.update(matmul_efficiency=1.0, attention_efficiency=1.0, assumed=False)
+        pinned.update(matmul_efficiency=1.0, attention_efficiency=1.0, assumed=False, has_bundles=False)
     if "host_link_bytes_s" in pinned:
         pinned["host_memory_bytes_s"] = math.inf
     host_bytes = cluster.host_bytes if settings.host_bytes == "auto" else int(settings.host_bytes)

@@ -70,8 +70,7 @@ class Case:
         Rows that do not name cuDNN's workspace were compiled without it: the plain kernel has none.
         """
         settings = self.config()
-        if "workspace_bytes" not in row:
-            settings["model"]["kernel"] = "blockwise"
+        settings["model"]["kernel"] = row["kernel"] if "workspace_bytes" in row else "blockwise"
         return settings
 
 

@@ -3,7 +3,7 @@
 Run: python bench/fit_numbers.py            a minute: print the best numbers, what tells each, and all errors
      python bench/fit_numbers.py --stored   print the same of the numbers that stand in the file
 
-On GPUs only plans that are not held out are fitted (`Case.calibrated`); on TPUs all six, of which four tell the number.
+On GPUs only plans that are not held out are fitted (`Case.calibrated`); on TPUs all, of which five tell the number.
 The best numbers of a grid have the least sum of the median and the worst error. On GPUs an error counts three times
 where too little is predicted, because plans leave only 3% free there (6% on TPUs). Nothing is compiled.
 """

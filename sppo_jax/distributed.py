@@ -23,7 +23,16 @@ from typing import Any, NoReturn, TypeVar
 
 from sppo_jax.config import Config
 from sppo_jax.environment import gpus_may_start, joined, set_memory_limits
-from sppo_jax.hardware import Cluster, Device, device_of, find_device, installed_spare, machine, visible_gpus
+from sppo_jax.hardware import (
+    Cluster,
+    Device,
+    device_of,
+    find_device,
+    installed_sharing,
+    installed_spare,
+    machine,
+    visible_gpus,
+)
 from sppo_jax.hardware.present import Gpu
 from sppo_jax.launchers import find_place
 from sppo_jax.rendezvous import Absent, meet
@@ -402,6 +411,7 @@ def _joined_cluster(processes: Sequence[tuple[str, str, int, int, int]], device:
         # The processes of a host share its memory.
         host_bytes=min(host_bytes for _, _, _, host_bytes, _ in processes),
         spare=installed_spare(device),
+        shares_buffers=installed_sharing(device),
     )
 
 

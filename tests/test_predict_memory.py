@@ -13,7 +13,7 @@ from sppo_jax.predict import holders
 from sppo_jax.predict.copies import copy_seconds
 from sppo_jax.predict.costs import Recompute, StageShape, cost_model
 from sppo_jax.predict.fitted import NUMBERS, TOLD
-from sppo_jax.predict.holders import ALL, BACKWARD, MOMENTS, Ways, optimizer_bytes, sums
+from sppo_jax.predict.holders import ALL, BACKWARD, MOMENTS, Ways, optimizer_bytes, ring_work, sums
 from sppo_jax.predict.memory import Memory, predict_memory
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.simulate import simulate
@@ -134,15 +134,44 @@ def test_pools_of_gpus_pin_whole_gib():
     assert usable_host_bytes(large) == int(1000 * GIB * 0.95) and most_pinned_bytes(large) == 970 * GIB
 
 
-def test_a_tpu_keeps_tiles_and_copies_what_wants_another_layout():
+def test_a_tpu_keeps_tiles_and_copies_on_their_way():
     table = make_table("sppo", 2, 1, (16,) * 4)
     on_host = stash(table, 1.0, inputs="host", attention="host")
-    plain, tiled = (predict_memory(table, replace(SHAPE, platform=name), on_host) for name in ("gpu", "tpu"))
+    shapes = (SHAPE, replace(SHAPE, platform="tpu", relays=True), replace(SHAPE, platform="tpu"))
+    plain, tiled, sharing = (predict_memory(table, shape, on_host) for shape in shapes)
     assert tiled.hbm["kv"] == plain.hbm["kv"] * 128 // MODEL.head_dim
     assert tiled.host == plain.host and tiled.hbm["copies"] == int(NUMBERS.tpu_copies * plain.hbm["copies"])
     for moment in BACKWARD:
         of_plain, of_tiled = plain.moments[moment], tiled.moments[moment]
         assert of_tiled["work"] == of_plain["work"] + of_tiled["kv"] + of_tiled["stash"]
+        assert sharing.moments[moment] == {**of_tiled, "work": of_plain["work"]}
+
+
+def test_the_kernel_for_tpus_has_dq_of_each_core_and_gradients_one_hop_late():
+    table = make_table("sppo", 1, 1, (16,) * 4)
+    ring = replace(SHAPE, seq=2, compute_bytes=2, platform="tpu", kernel="pallas")
+
+    def attention_work(shape):
+        return predict_memory(table, shape, stash(table)).moments["attention"]["work"]
+
+    dq = 8 * 4 * 2 * 4  # of a device's tokens of a chunk and all heads, float32
+    assert attention_work(replace(ring, cores=2)) - attention_work(ring) == dq
+    # Queries are fewer bytes than keys here.
+    assert attention_work(ring) - attention_work(replace(ring, kernel="blockwise")) == dq
+    one_head = replace(ring, model=replace(MODEL, num_heads=8, num_kv_heads=1, head_dim=2))
+    # dK and dV of 4 tokens of one head of two elements, float32.
+    assert ring_work(replace(one_head, kernel="blockwise"), 8, 4) + 2 * 4 * 2 * 4 == ring_work(one_head, 8, 4)
+    assert ring_work(replace(one_head, ulysses=2), 8, 4) == 0
+
+
+def test_sums_that_are_not_added_to_in_place_are_there_again():
+    table = make_table("sppo", 1, 1, (16,) * 4)
+    once = predict_memory(table, SHAPE, stash(table)).moments
+    for number in (1, 2):
+        again = predict_memory(table, replace(SHAPE, sums_again=number), stash(table)).moments
+        for moment, held in once.items():
+            more = number * held["kv_grad"] // 2 if moment in BACKWARD | {"tables"} else 0
+            assert again[moment] == {**held, "work": held["work"] + more}
 
 
 @pytest.mark.parametrize("name", GENERATORS)

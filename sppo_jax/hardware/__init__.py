@@ -1,6 +1,14 @@
 """Devices, clusters, and the files in which measured figures of a device are kept."""
 
-from sppo_jax.hardware.capacity import installed_spare, most_pinned_bytes, pool_bytes, usable_bytes, usable_host_bytes
+from sppo_jax.hardware.capacity import (
+    installed_sharing,
+    installed_spare,
+    most_pinned_bytes,
+    pool_bytes,
+    relays,
+    usable_bytes,
+    usable_host_bytes,
+)
 from sppo_jax.hardware.cluster import (
     DEVICES,
     Cluster,
@@ -19,6 +27,7 @@ __all__ = [
     "Device",
     "device_of",
     "find_device",
+    "installed_sharing",
     "installed_spare",
     "local_cluster",
     "make_cluster",
@@ -27,6 +36,7 @@ __all__ = [
     "num_gpus",
     "parse_cluster",
     "pool_bytes",
+    "relays",
     "usable_bytes",
     "usable_host_bytes",
     "visible_gpus",

@@ -55,6 +55,7 @@ _LAYERS_WITHOUT_LOOP = 2
 # made again first: so many more of its arrays are there, as compiled in two plans of Gemma 3 and one of OLMo 3.
 # None are in three compiled plans of Gemma 3 with a period, whose layers ran again just before.
 _BEHIND_NORM = 5
+_FLOAT32 = 4
 # XLA:TPU keeps arrays in tiles of 8 x 128.
 _TPU_LANES = 128
 
@@ -268,8 +269,9 @@ def _prefixes(shape: MemoryShape, stash: StashPlan, held: Held) -> list[Holder]:
     if states := state_bytes_of_group(shape):
         num_states = held.kv_prefixes + held.grad_prefixes
         found.append(Holder("work", num_states * states, TICKS))
-    # XLA:TPU copies them once between forward and backward, which want other layouts.
-    return [*found, Holder("work", kv, TICKS)] if shape.platform == "tpu" else found
+    if shape.sums_again:
+        found.append(Holder("work", of_group * held.grad_prefixes * sum_bytes * shape.sums_again / 2, backward))
+    return [*found, Holder("work", kv, TICKS)] if shape.relays else found
 
 
 def stash_holders(shape: MemoryShape, held: Held, numbers: Numbers = NUMBERS) -> list[Holder]:
@@ -280,8 +282,8 @@ def stash_holders(shape: MemoryShape, held: Held, numbers: Numbers = NUMBERS) ->
     """
     device, _, copy, last, fetched = held.stash
     if shape.platform == "tpu":
-        # As keys and values, the stash is copied between forward and backward.
-        copies = [Holder("copies", int(copy * numbers.tpu_copies), TICKS), Holder("work", device, TICKS)]
+        copies = [Holder("copies", int(copy * numbers.tpu_copies), TICKS)]
+        copies += [Holder("work", device, TICKS)] if shape.relays else []
     else:
         copies = [Holder("copies", copy, TICKS)]
     is_loop = shape.layers > _LAYERS_WITHOUT_LOOP or not fetched
@@ -372,6 +374,9 @@ def _work_of_kind(shape: MemoryShape, ways: Ways, tokens: int, prefix_tokens: in
     mixed = 0
     if states is None:
         of_attention = ring_work(shape, tokens, prefix_tokens) + group_work(shape, tokens)
+        if shape.kernel == "pallas":
+            # Each core of a device has a part of dQ.
+            of_attention += (shape.cores - 1) * tokens * model.num_heads * model.head_dim * _FLOAT32
         of_attention += workspace_bytes(shape, tokens, prefix_tokens)
     else:
         mixed, of_attention = stretch_bytes(model, tokens, shape.seq, shape.sum_bytes)
@@ -423,6 +428,7 @@ def ring_work(shape: MemoryShape, tokens: int, prefix_tokens: int) -> int:
     """Returns what a hop of the ring sends and receives in a backward, whichever travels; without a ring 0.
 
     That is queries, output, its cotangent, LSE and the gradient of the queries; or keys, values and their gradients.
+    With the kernel for TPUs gradients leave one hop late: the kernel makes others meanwhile.
 
     Args:
         shape: of the model on a stage.
@@ -435,8 +441,13 @@ def ring_work(shape: MemoryShape, tokens: int, prefix_tokens: int) -> int:
     rows = tokens * shape.ulysses * (model.num_heads // shape.ulysses)
     queries = rows * (model.head_dim * (3 * size + shape.sum_bytes) + shape.sum_bytes)
     heads = kv_heads_per_device(model, shape.ulysses)
-    keys_values = 2 * prefix_tokens * heads * model.head_dim * (size + shape.sum_bytes)
-    return 2 * min(queries, keys_values)
+    elements = 2 * prefix_tokens * heads * model.head_dim
+    late_queries, late_keys = (rows * model.head_dim, elements) if shape.kernel == "pallas" else (0, 0)
+    sizes = (
+        2 * queries + late_queries * shape.sum_bytes,
+        2 * elements * (size + shape.sum_bytes) + late_keys * shape.sum_bytes,
+    )
+    return min(sizes)
 
 
 def group_work(shape: MemoryShape, tokens: int) -> int:

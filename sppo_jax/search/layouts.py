@@ -7,6 +7,8 @@ from functools import cached_property
 
 from sppo_jax import rules
 from sppo_jax.config import ModelConfig
+from sppo_jax.hardware import relays
+from sppo_jax.hardware.tpu_chips import TPU_CHIPS
 from sppo_jax.models.state_counts import has_attention, state_counts, state_heads
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.costs import CostModel, Recompute, StageShape, Weights, cost_model
@@ -78,7 +80,7 @@ class Layout:
     @cached_property
     def shape(self) -> MemoryShape:
         """What memory depends on besides table and stash."""
-        config = self.request.config
+        config, device = self.request.config, self.request.cluster.device
         return MemoryShape(
             model=config.model,
             layers=self.layers,
@@ -86,13 +88,27 @@ class Layout:
             ulysses=self.split.ulysses,
             compute_bytes=self.request.compute_bytes,
             data=self.mesh.data,
-            platform=self.request.cluster.device.platform,
+            platform=device.platform,
             groups=config.sequence.groups != "static",
             kernel=self.request.kernel,
             length=config.sequence.length,
             weights=self.weights,
             optimizer=self.request.way.optimizer,
+            relays=relays(self.request.cluster),
+            cores=TPU_CHIPS[device.name].cores if device.name in TPU_CHIPS else 1,
+            sums_again=self._sums_again,
         )
+
+    @property
+    def _sums_again(self) -> int:
+        """Of dK and dV, how many are copied where keys travel with the kernel for TPUs: one, or both, as compiled.
+
+        The gradients come home behind the last hop. XLA does not add them in place.
+        """
+        cluster, passes = self.request.cluster, self.request.config.sequence.ring_pass
+        if cluster.device.platform != "tpu" or self.request.kernel != "pallas" or self.split.ring == 1 or passes == "q":
+            return 0
+        return 2 if relays(cluster) else 1
 
     def costs(self, places: Places, kv: str = "keep", wave: int = 0, before: int = 0, ring_pass: str = "") -> CostModel:
         """Returns the seconds of units with these places of inputs, attention outputs, and the rest.

@@ -7,7 +7,16 @@ from typing import NamedTuple
 
 from sppo_jax import hardware
 from sppo_jax.config import Config, ModelConfig
-from sppo_jax.hardware import DEVICES, Cluster, Device, installed_spare, local_cluster, make_cluster, parse_cluster
+from sppo_jax.hardware import (
+    DEVICES,
+    Cluster,
+    Device,
+    installed_sharing,
+    installed_spare,
+    local_cluster,
+    make_cluster,
+    parse_cluster,
+)
 from sppo_jax.hardware.tpu_chips import TPU_CHIPS
 from sppo_jax.paths import local_path
 from sppo_jax.plan.parts import cudnn_takes, pallas_takes
@@ -170,7 +179,8 @@ def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:
             _check_enough(config, cluster)
     if cluster is None:
         cluster = make_cluster(DEVICES["cpu"], simulated) if simulated else local_cluster()
-        cluster = replace(cluster, spare=installed_spare(cluster.device))
+        here = cluster.device
+        cluster = replace(cluster, spare=installed_spare(here), shares_buffers=installed_sharing(here))
     device = cluster.device
     if settings.measured is not None:
         device = hardware.measured(device, local_path(settings.measured, "hardware.measured"))

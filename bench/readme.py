@@ -72,7 +72,7 @@ PRINTED = (
     Printed(page="README.md", config=_EIGHT, cluster="h100:1x8"),
     Printed(page="docs/start/one-gpu.md", config="configs/llama3-8b-1gpu-80g.yaml"),
     Printed(page="docs/start/eight-gpus.md", config=_EIGHT, cluster="h100:1x8"),
-    Printed(page="docs/start/tpu-pod.md", config=_EIGHT, overrides=("sequence.length=1048576",), cluster="v5p:4x4x4"),
+    Printed(page="docs/start/tpu-pod.md", config="configs/llama3-8b-1m-v5p-64.yaml"),
     Printed(page="docs/start/many-hosts.md", config="configs/llama3-70b-32gpu.yaml"),
     Printed(page="docs/plan.md", config=_EIGHT, cluster="h100:1x8", lines=0),
 )

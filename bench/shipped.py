@@ -52,7 +52,7 @@ COLUMNS = (
 
 
 def names() -> list[str]:
-    """Return the configs that name a cluster of GPUs."""
+    """Return the configs that name a cluster of GPUs or TPUs."""
     found = []
     for path in sorted(CONFIGS.glob("*.yaml")):
         cluster = load_config(path).hardware.cluster

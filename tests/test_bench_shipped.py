@@ -21,8 +21,8 @@ STORED = {
 }
 
 
-def test_every_config_for_gpus_is_there():
-    assert len(shipped.names()) == 18 and "quickstart" not in shipped.names()
+def test_every_config_for_gpus_and_tpus_is_there():
+    assert len(shipped.names()) == 21 and "quickstart" not in shipped.names()
 
 
 def test_a_row_has_what_was_predicted_and_compiled():

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from sppo_jax.flex.shape import UnitWeights, Weights, WindowShape
 from sppo_jax.plan.plan import Plan, schedule_table
+from sppo_jax.predict.attention import AttentionOfKind, kernel_pairs
 from sppo_jax.predict.costs import CostModel
 from sppo_jax.schedule.table import Table, TickShape, chunk_starts
 
@@ -108,10 +109,24 @@ def _pair_s(plan: Plan, costs: CostModel, kind: str) -> float:
     """Returns the seconds of a (query, key) pair of a long sequence on one device, over the layers of a unit."""
     if kind == "H":
         return 0.0
-    if kind == "F":
-        return costs.pair_s(kind) * plan.mesh.seq
-    again = float(costs.recompute.attention)
-    return sum((costs.backward_times(one) + again) * costs.pair_s_of(one) for one in costs.attention) * plan.mesh.seq
+    again, total = float(costs.recompute.attention), 0.0
+    for one in costs.attention:
+        forward, backward = _times(plan, costs, one)
+        times = forward if kind == "F" else costs.backward_times(one) * backward + again * forward
+        total += times * costs.pair_s_of(one)
+    return total * plan.mesh.seq
+
+
+def _times(plan: Plan, costs: CostModel, kind: AttentionOfKind) -> tuple[float, float]:
+    """Returns what a pair with a key of a long prefix takes, by the time of a pair: steps of the kernel for TPUs."""
+    if not costs.has_bundles or kind.window:
+        return 1.0, 1.0
+    pairs, tokens, length = kernel_pairs(costs, kind), max(plan.chunk_lengths), plan.sequence_length
+    forward, backward = (
+        (far - near) / (tokens * length)
+        for far, near in zip(pairs(2 * length, tokens), pairs(length, tokens), strict=True)
+    )
+    return forward, backward
 
 
 def _sent_s(plan: Plan, costs: CostModel, kind: str) -> list[float]:

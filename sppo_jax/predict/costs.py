@@ -228,10 +228,6 @@ class CostModel:
         """Returns the seconds of the linear layers for one token of a device."""
         return self._token_rates[kind]
 
-    def pair_s(self, kind: str) -> float:
-        """Returns the seconds of a (query, key) pair that a forward of attention computes, in all layers."""
-        return sum(map(self.pair_s_of, self.attention)) * (kind != "H")
-
     def pair_s_of(self, kind: AttentionOfKind) -> float:
         """Returns the seconds of a (query, key) pair forward, in the layers of a kind of a virtual stage."""
         device = self.cluster.device

@@ -20,8 +20,15 @@ def find(dtype=jnp.bfloat16, **how):
     return find_difference(HEADS, dtype, kernel=checked_kernel(BLOCKS), **how)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-@pytest.mark.parametrize("has_window", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "has_window"),
+    [
+        (jnp.bfloat16, True),
+        (jnp.float32, False),
+        pytest.param(jnp.bfloat16, False, marks=pytest.mark.slow),
+        pytest.param(jnp.float32, True, marks=pytest.mark.slow),
+    ],
+)
 def test_the_kernel_passes(dtype, has_window):
     assert find(dtype, has_window=has_window) is None
 

@@ -35,7 +35,7 @@ from sppo_jax.compat import (
     mesh_in_force,
     one_at_a_time,
     outside_meshes,
-    scatters_sums,
+    sums_whole_stages,
     to_device,
     without_explicit_sharding,
 )
@@ -343,7 +343,7 @@ class Step:
         stored = params
         if self._by_groups:
             stored = storage.stored_shapes(plan, self.params, self.mesh, on_device=True)
-        shares = storage.gradient_shares(stored, self.params, plan, scatter=scatters_sums(self.platform))
+        shares = storage.gradient_shares(stored, self.params, plan)
         if self.train:
             batch = batch | {KEYS[0]: storage.name_first(jnp.asarray(batch[KEYS[0]]), shares, self.mesh)}
         if self._by_groups:
@@ -427,7 +427,8 @@ class Step:
         loss = lax.psum(trained.loss, ("data", *layout.SEQ)) * scale
         layers, *squares = trained.weights.gradients(executor)
         grads, num_members = trained.grads._replace(layers=layers), plan.mesh.data * plan.mesh.seq
-        grads = run.sum_gradients(grads, shares, num_members, are_shares=self._by_groups)
+        by_layer = not sums_whole_stages(self.platform)
+        grads = run.sum_gradients(grads, shares, num_members, are_shares=self._by_groups, by_layer=by_layer)
         totals = () if self.shares is None else (self._totals(trained),)
         return loss, storage.stack(grads, shares), *squares, *totals, *[trained.stash.host] * len(stash)
 

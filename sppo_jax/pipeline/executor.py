@@ -23,7 +23,7 @@ from sppo_jax.pipeline.mechanisms.mechanism import Tick
 from sppo_jax.pipeline.rows import Rows, TickRow, rows_of
 from sppo_jax.pipeline.run import Run
 from sppo_jax.pipeline.state import EvaluationState, State, TrainingState, changed, mechanisms_of
-from sppo_jax.pipeline.storage import sum_over_members
+from sppo_jax.pipeline.storage import sum_layers_over_members, sum_over_members
 from sppo_jax.program.fold import Loop, unfold
 from sppo_jax.rules import BREADTH_FIRST
 
@@ -289,7 +289,9 @@ def _with_copies_ended(tick: Tick, state: State) -> State:
     return changed(state, lambda name, part: part if sent[name] is None else part.with_sent(sent[name]))
 
 
-def sum_gradients(grads: Physical, shares: Physical, num_members: int, *, are_shares: bool = False) -> Physical:
+def sum_gradients(
+    grads: Physical, shares: Physical, num_members: int, *, are_shares: bool = False, by_layer: bool = False
+) -> Physical:
     """Adds the gradients of all devices that hold the same weights; each device gets the part that it keeps.
 
     Args:
@@ -297,10 +299,15 @@ def sum_gradients(grads: Physical, shares: Physical, num_members: int, *, are_sh
         shares: how a stage's devices share each.
         num_members: devices of one stage over data and seq.
         are_shares: whether all gradients but the final norm's are shares of sums already.
+        by_layer: whether those of layers are added one layer at a time.
     """
     if are_shares:
         norm = jax.tree.map(sum_over_members, grads.final_norm, shares.final_norm)
         grads = grads._replace(final_norm=norm)
     elif num_members > 1:
-        grads = jax.tree.map(sum_over_members, grads, shares)
+
+        def add(path, grad, share):
+            return (sum_layers_over_members if by_layer and path[0].name == "layers" else sum_over_members)(grad, share)
+
+        grads = jax.tree_util.tree_map_with_path(add, grads, shares)
     return grads._replace(final_norm=lax.psum(grads.final_norm, vocabulary.AXIS))

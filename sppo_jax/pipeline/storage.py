@@ -212,7 +212,7 @@ def gather(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh, dtype) 
     return jax.tree_util.tree_map_with_path(whole, params, shapes)
 
 
-def gradient_shares(params: nnx.State, shapes: nnx.State, plan: Plan, *, scatter: bool = True) -> Physical:
+def gradient_shares(params: nnx.State, shapes: nnx.State, plan: Plan) -> Physical:
     """Returns how the devices of a stage share each gradient of one device.
 
     Gradients of layers are [v, layers, ...], of a vocabulary [V, D].
@@ -221,13 +221,11 @@ def gradient_shares(params: nnx.State, shapes: nnx.State, plan: Plan, *, scatter
         params: as the step gets them: those that are stored have gradients that are shared.
         shapes: their own shapes.
         plan: says how layers are spread.
-        scatter: whether each device gets its share of a sum, as it always does where weights are gathered in the step;
-            else every device gets whole sums.
     """
 
     def share_of(name, x, like):
         home = _home_of_given(name, x, like, plan)
-        if tuple(x.shape) != home.shape or not (scatter or plan.weights == "gathered"):
+        if tuple(x.shape) != home.shape:
             return Share()
         if name == "layers":
             moved = len(like.shape) + 1 - x.ndim  # from the stacked dims of x to [v, layers]
@@ -257,6 +255,14 @@ def sum_over_members(grad: jax.Array, share: Share) -> jax.Array:
     if len(share.cuts) == 1:
         return lax.psum_scatter(grad, MEMBERS, scatter_dimension=share.cuts[0].dim, tiled=True)
     return lax.psum_scatter(split_members(grad, share), MEMBERS, scatter_dimension=0)
+
+
+def sum_layers_over_members(grad: jax.Array, share: Share) -> jax.Array:
+    """Does what `sum_over_members` does with the gradients [v, layers, ...] of a stage's layers, one layer at a time."""
+    of_layer = Share(tuple(Cut(cut.dim - 2, cut.parts) for cut in share.cuts))
+    layers = grad.reshape(-1, *grad.shape[2:])
+    sums = lax.map(lambda layer: sum_over_members(layer, of_layer), layers)
+    return sums.reshape(*grad.shape[:2], *sums.shape[1:])
 
 
 def split_members(x: jax.Array, share: Share) -> jax.Array:

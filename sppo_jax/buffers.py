@@ -83,6 +83,15 @@ def after(x: jax.Array) -> jax.Array:
     return jnp.isnan(x[(0,) * x.ndim]).astype(jnp.int32)
 
 
+def once(x: jax.Array) -> jax.Array:
+    """Returns an array that the compiler computes once, and not again in each operation that uses it.
+
+    XLA:TPU else reads a block of a buffer a second time in a later product. The buffer may have been written by then, so
+    XLA copies the whole buffer before the write.
+    """
+    return lax.optimization_barrier(x)
+
+
 def hold(x: jax.Array, number: jax.Array, held) -> tuple:
     """Holds prefetched copies until the end of a loop, so that the whole loop can overlap them.
 

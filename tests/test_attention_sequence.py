@@ -226,3 +226,21 @@ def test_keys_for_cudnn_keep_their_order_in_memory(kernel):
     split = Split(1, 1, "q", kernel)
     lowered = jax.jit(lambda x: sequence.prefix_block(x, split)).lower(jnp.ones((4, 2, 3)))
     assert ("LayoutConstraint" in lowered.as_text()) == (kernel == "cudnn")
+
+
+@pytest.mark.parametrize("kernel", ["pallas", "cudnn", "blockwise"])
+def test_what_the_kernel_for_tpus_takes_out_of_dk_and_dv_is_read_before_the_zeros_are_written(kernel):
+    """Without the order XLA:TPU copies a whole buffer in each layer of a tick; programs of other kernels are as before."""
+    sums, split = Cache(*(jnp.ones((1, 2, 2, 16, HEAD_DIM)),) * 2), Split(1, 1, "q", kernel)
+
+    def take(sums, start):
+        return sequence.take_gradient(sums, Chunk(0, start, 4, None), 1, jnp.zeros((8, 2, HEAD_DIM)), split)
+
+    equations = jax.make_jaxpr(take)(sums, jnp.int32(4)).jaxpr.eqns
+    barriers = [equation for equation in equations if equation.primitive.name == "optimization_barrier"]
+    assert len(barriers) == (2 if kernel == "pallas" else 0)
+    used = [x for equation in equations for x in equation.invars]
+    for barrier in barriers:
+        (before,), (behind,) = barrier.invars, barrier.outvars
+        assert before.aval.size == 2 * 8 * HEAD_DIM
+        assert [used.count(before), used.count(behind)] == [1, 2]  # the zeros and the result are made behind it

@@ -164,16 +164,6 @@ def test_the_kernel_for_tpus_has_dq_of_each_core_and_gradients_one_hop_late():
     assert ring_work(replace(one_head, ulysses=2), 8, 4) == 0
 
 
-def test_sums_that_are_not_added_to_in_place_are_there_again():
-    table = make_table("sppo", 1, 1, (16,) * 4)
-    once = predict_memory(table, SHAPE, stash(table)).moments
-    for number in (1, 2):
-        again = predict_memory(table, replace(SHAPE, sums_again=number), stash(table)).moments
-        for moment, held in once.items():
-            more = number * held["kv_grad"] // 2 if moment in BACKWARD | {"tables"} else 0
-            assert again[moment] == {**held, "work": held["work"] + more}
-
-
 @pytest.mark.parametrize("name", GENERATORS)
 def test_an_outline_needs_what_its_table_needs_and_sends_as_much(name):
     # Logits are the fullest moment, so that it matters whether dK and dV exist by then.

@@ -220,6 +220,8 @@ def take_gradient(sums: Cache, chunk: Chunk, layer, like_TKH, split: Split):
     def take(buffer):
         where = (chunk.grad_slot, layer, 0, chunk.start)
         old = buffers.read(buffer, where, (buffer.shape[-3], size, head_dim))
+        if split.kernel == "pallas":
+            old = buffers.once(old)
         buffer = buffers.write(buffer, where, jnp.where(real, 0, old))
         x_MKH = jnp.where(real, old, 0).swapaxes(0, 1).astype(accumulator(like_TKH.dtype))
         x = ulysses.sum_replicas(ulysses.gather_heads(x_MKH, split.ulysses), num_kv_heads)

@@ -269,8 +269,6 @@ def _prefixes(shape: MemoryShape, stash: StashPlan, held: Held) -> list[Holder]:
     if states := state_bytes_of_group(shape):
         num_states = held.kv_prefixes + held.grad_prefixes
         found.append(Holder("work", num_states * states, TICKS))
-    if shape.sums_again:
-        found.append(Holder("work", of_group * held.grad_prefixes * sum_bytes * shape.sums_again / 2, backward))
     return [*found, Holder("work", kv, TICKS)] if shape.relays else found
 
 

@@ -25,7 +25,6 @@ class MemoryShape:
         optimizer: where parameters and moments wait; see `plan.Plan`.
         relays: whether the compiler keeps a second copy of keys, values and the stash between forward and backward.
         cores: of a device, each of which has a part of dQ in the kernel for TPUs.
-        sums_again: of dK and dV, how many the compiler copies whole where it adds to them.
     """
 
     model: ModelConfig
@@ -42,7 +41,6 @@ class MemoryShape:
     optimizer: str = "device"
     relays: bool = False
     cores: int = 1
-    sums_again: int = 0
 
     def __hash__(self) -> int:
         return self._hash

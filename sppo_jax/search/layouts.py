@@ -96,19 +96,7 @@ class Layout:
             optimizer=self.request.way.optimizer,
             relays=relays(self.request.cluster),
             cores=TPU_CHIPS[device.name].cores if device.name in TPU_CHIPS else 1,
-            sums_again=self._sums_again,
         )
-
-    @property
-    def _sums_again(self) -> int:
-        """Of dK and dV, how many are copied where keys travel with the kernel for TPUs: one, or both, as compiled.
-
-        The gradients come home behind the last hop. XLA does not add them in place.
-        """
-        cluster, passes = self.request.cluster, self.request.config.sequence.ring_pass
-        if cluster.device.platform != "tpu" or self.request.kernel != "pallas" or self.split.ring == 1 or passes == "q":
-            return 0
-        return 2 if relays(cluster) else 1
 
     def costs(self, places: Places, kv: str = "keep", wave: int = 0, before: int = 0, ring_pass: str = "") -> CostModel:
         """Returns the seconds of units with these places of inputs, attention outputs, and the rest.

@@ -89,13 +89,15 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     """Write every case, GiB of one device."""
     lines = [
         "| plan | data x pipe x seq | chunks | HBM compiled | predicted | error | host compiled | predicted | "
-        "copies exposed | by kernels | outlast compute | loops wait | HBM, largest variant | fused calls | compile s |",
-        "|" + "---|" * 15,
+        "copies exposed | by kernels | outlast compute | loops wait | ring beside attention, products, nothing | "
+        "HBM, largest variant | fused calls | compile s |",
+        "|" + "---|" * 16,
     ]
     for row in rows:
         compiler, predicted, copies = row["compiler"], row["predicted"], row["host_copies"]
         moved = copies["overlapped_bytes"] + copies["exposed_bytes"]
         error = predicted["hbm_bytes"] / compiler["hbm_bytes"] - 1
+        waits, largest = _of_variants(row)
         cells = [
             row["name"] + ("" if row["calibrated"] else " (held out)"),
             " x ".join(map(str, row["mesh"])),
@@ -107,7 +109,9 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             f"{predicted['host_bytes'] / GIB:.2f}",
             f"{copies['exposed_bytes'] / moved:.1%}" if moved else "",
             *_later_counted(copies, moved),
-            *_of_variants(row),
+            waits,
+            _of_ring(row),
+            largest,
             row["flash_calls"],
             f"{row['compile_s']:.0f}",
         ]
@@ -122,6 +126,14 @@ def _later_counted(copies: dict[str, Any], moved: int) -> tuple[str, str]:
         "" if not moved or kernels is None else f"{kernels / moved:.1%}",
         "" if not moved or waiting is None else f"{waiting:.1%}",
     )
+
+
+def _of_ring(row: dict[str, Any]) -> str:
+    """Return the shares of what a ring sends, by what runs beside them; "" where there is no ring or no count."""
+    hops = row.get("ring_hops", {})
+    total = sum(hops.values())
+    kinds = ("attention_bytes", "products_bytes", "exposed_bytes")
+    return ", ".join(f"{hops[kind] / total:.1%}" for kind in kinds) if total else ""
 
 
 def _of_variants(row: dict[str, Any]) -> tuple[str, str]:
@@ -156,8 +168,10 @@ def block(rows: list[dict[str, Any]], jax_version: str) -> str:
         "product, and no loop with one, between the copy's start and its end. Copies by kernels run on the compute "
         "units, and all others on DMA engines; XLA:TPU does not report this. Copies outlast the compute that overlaps "
         "with them (matrix products, and attention of the chunk with the shortest prefix) for at most the given share "
-        "of the predicted step. An empty cell was not counted. Predictions are today's planner's, for the plans that "
-        "were compiled. Rows with a figure for waiting loops have cuDNN's workspace in their HBM, by formula; in all "
+        "of the predicted step. What a ring sends is told by what runs between its start and its end: a kernel for "
+        "attention, or else another product, or neither. An empty cell was not counted. Predictions are today's "
+        "planner's, for the plans that were compiled. Rows with a figure for waiting loops have cuDNN's workspace "
+        "in their HBM, by formula; in all "
         "other rows neither side includes it. Loops whose number of iterations is not known wait for writes to the "
         "host, for at most the given further share of the step.",
         "",

@@ -86,8 +86,8 @@ def after(x: jax.Array) -> jax.Array:
 def once(x: jax.Array) -> jax.Array:
     """Returns an array that the compiler computes once, and not again in each operation that uses it.
 
-    XLA:TPU else reads a block of a buffer a second time in a later product. The buffer may have been written by then, so
-    XLA copies the whole buffer before the write.
+    XLA:TPU else reads a block of a buffer again in a later product. The buffer would have been written by then, so XLA
+    copies the whole buffer before the write.
     """
     return lax.optimization_barrier(x)
 

@@ -407,9 +407,9 @@ def deterministic_attention() -> contextlib.AbstractContextManager:
 def sums_whole_stages(platform: str) -> bool:
     """Returns whether the compiler takes a reduce-scatter of the stacked gradients of a stage's layers.
 
-    XLA:TPU fails on some, and on all-reduces whose sums are cut behind them: on four v5p those of [4, 14336, 4096] along
-    the middle dim (libtpu 0.0.50.1: "No feasible span count for single input all reduce scatter fusion"). It compiles
-    those of one layer.
+    XLA:TPU fails on some, and on all-reduces whose sums are cut behind them: among four v5p those of [4, 14336, 4096]
+    along the middle dim (libtpu 0.0.50.1: "No feasible span count for single input all reduce scatter fusion"). It
+    compiles those of one layer.
     """
     return platform != "tpu"
 

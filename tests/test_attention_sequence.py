@@ -230,7 +230,7 @@ def test_keys_for_cudnn_keep_their_order_in_memory(kernel):
 
 @pytest.mark.parametrize("kernel", ["pallas", "cudnn", "blockwise"])
 def test_what_the_kernel_for_tpus_takes_out_of_dk_and_dv_is_read_before_the_zeros_are_written(kernel):
-    """Without the order XLA:TPU copies a whole buffer in each layer of a tick; programs of other kernels are as before."""
+    """Else XLA:TPU copies a whole buffer in each layer of a tick. The programs of other kernels are as they were."""
     sums, split = Cache(*(jnp.ones((1, 2, 2, 16, HEAD_DIM)),) * 2), Split(1, 1, "q", kernel)
 
     def take(sums, start):

@@ -13,11 +13,14 @@ from sppo_jax.cli import main
 from sppo_jax.config import config_from_dict, load_config, to_yaml
 from sppo_jax.fit.compiled import Fit, Sizes, compile_lowered, compile_plan, prepare_environment, variants_of
 from sppo_jax.fit.copies import HostCopies, LoopWait
+from sppo_jax.fit.hops import RingHops
 from sppo_jax.fit.nearest import nearest_change
 from sppo_jax.hardware import parse_cluster, pool_bytes
 from sppo_jax.search.search import search
 
 GIB = 2**30
+# Without this variable a second process that loads libtpu ends.
+LOCK = "ALLOW_MULTIPLE_LIBTPU_LOAD"
 
 
 def fit(hbm=70, host=10, exposed=0, kernel=None) -> Fit:
@@ -75,6 +78,13 @@ def test_the_largest_variant_decides_what_fits():
     assert values["variants"]["products by cuBLAS"]["compiler"]["hbm_bytes"] == 80 * GIB
     assert set(values["variants"]["loops in CUDA graphs"]) == {"compiler", "host_copies", "compile_s"}
     assert fit().to_dict()["largest"] == fit().to_dict()["compiler"] and fit().to_dict()["variants"] == {}
+
+
+def test_hops_of_a_ring_are_said_with_what_they_run_beside():
+    ring = replace(fit(), hops=RingHops(attention_bytes=6 * GIB, products_bytes=GIB, exposed_bytes=GIB))
+    assert "\nring                    8 GiB sent per step: 75.0% beside attention, 12.5% beside" in ring.describe()
+    assert ring.to_dict()["ring_hops"]["attention_bytes"] == 6 * GIB
+    assert "\nring" not in fit().describe()
 
 
 def test_loops_that_wait_are_said_with_and_without_graphs():
@@ -211,7 +221,17 @@ def own_environment(monkeypatch):
     """Gives a test an environment that it may change."""
     for name in ("JAX_PLATFORMS", "TPU_SKIP_MDS_QUERY"):
         monkeypatch.setenv(name, "")
+    monkeypatch.setenv(LOCK, "")
+    monkeypatch.delenv(LOCK)
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4 --xla_gpu_enable_cublaslt=false")
+
+
+@pytest.mark.parametrize(("own", "then"), [(None, "1"), ("false", "false")])
+def test_two_processes_may_load_libtpu_unless_the_user_says_no(own_environment, monkeypatch, own, then):
+    if own:
+        monkeypatch.setenv(LOCK, own)
+    prepare_environment()
+    assert os.environ[LOCK] == then
 
 
 def test_a_flag_of_the_user_stays(own_environment, monkeypatch):

@@ -37,3 +37,24 @@ def test_counts_the_products_of_a_library():
         'backend_config={"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}'
     )
     assert Products(LINES).flops([call]) == ONE
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "labels", "times"),
+    [
+        ("4,8", "8,16", "dim_labels=bf_io->bf", 1),
+        ("8,4", "16,8", "dim_labels=fb_oi->bf", 1),
+        ("4,2,4", "2,4,16", "window={size=2}, dim_labels=b0f_0io->bf", 1),
+        ("4,8", "8,16", "window={size=2 stride=2 lhs_dilate=2}, dim_labels=bf_io->bf", 0),
+    ],
+)
+def test_counts_the_convolutions_that_are_the_products_of_a_tpu(a, b, labels, times):
+    """Of a product of several matrices the FLOPs would be too many, so that counts nothing."""
+    lines = {
+        "fused": [
+            f"%a = bf16[{a}]{{1,0:T(8,128)}} parameter(0)",
+            f"%b = bf16[{b}]{{1,0:T(8,128)}} parameter(1)",
+            f"ROOT %c = f32[4,16]{{1,0:T(8,128)}} convolution(%a, %b), {labels}",
+        ]
+    }
+    assert Products(lines).flops(["%f = f32[4,16]{1,0} fusion(%x, %y), kind=kOutput, calls=%fused"]) == times * ONE

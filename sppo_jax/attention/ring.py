@@ -27,7 +27,7 @@ from sppo_jax.attention.pallas_blocks import Target
 from sppo_jax.attention.spans import Spans, find_spans
 from sppo_jax.attention.tags import BlockRange, Tags
 from sppo_jax.dtypes import accumulator
-from sppo_jax.program.ring import travelling_keys
+from sppo_jax.program.ring import HOP, travelling_keys
 
 AXIS = "ring"
 
@@ -124,7 +124,8 @@ def kernel_of(tags) -> kernels.Kernel:
 
 def _send(tree, num_members: int):
     perm = [(i, (i + 1) % num_members) for i in range(num_members)]
-    return jax.tree.map(lambda x: lax.ppermute(x, AXIS, perm), tree)
+    with jax.named_scope(HOP):
+        return jax.tree.map(lambda x: lax.ppermute(x, AXIS, perm), tree)
 
 
 def _member(hop, num_members: int):

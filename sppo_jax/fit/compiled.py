@@ -15,6 +15,7 @@ from sppo_jax.environment import add_xla_flag, warn_of_unknown_flags
 from sppo_jax.fit.allocations import HostAllocations, host_allocations
 from sppo_jax.fit.copies import HostCopies
 from sppo_jax.fit.figures import Figures
+from sppo_jax.fit.hops import RingHops
 from sppo_jax.fit.thunks import graphed_loops
 from sppo_jax.hardware import Cluster, pool_bytes
 from sppo_jax.plan.plan import Plan
@@ -53,6 +54,7 @@ class Fit:
         loops_share: of the predicted seconds of a step, those for which loops wait for writes on top of that.
         workspace_bytes: what the largest call of cuDNN's backward takes for itself, which `compiler` has in it.
         flash_calls: calls of a fused attention kernel in the program's text.
+        hops: bytes sent round the ring in a step.
         num_bodies: bodies of ticks in the program.
         compile_s: seconds the compiler took.
         jax_version: the version of jax, whose compiler decides the bytes.
@@ -70,6 +72,7 @@ class Fit:
     compile_s: float
     jax_version: str
     loops_share: float = 0.0
+    hops: RingHops = RingHops()
     workspace_bytes: int = 0
     allocations: HostAllocations | None = None
     variants: dict[str, Fit] = field(default_factory=dict)
@@ -126,6 +129,7 @@ class Fit:
                 "loops_share": round(self.loops_share, 5),
             },
             "host_allocations": self.allocations.to_dict() if self.allocations is not None else None,
+            "ring_hops": asdict(self.hops),
             "workspace_bytes": self.workspace_bytes,
             "variants": {name: variant.to_variant() for name, variant in self.variants.items()},
             "flash_calls": self.flash_calls,
@@ -149,11 +153,21 @@ class Fit:
         if self.allocations is not None:
             lines += _under("host allocations", [self.allocations.describe()])
         lines += _under("host copies", self._describe_copies())
+        if self.hops.all_bytes:
+            lines += _under("ring", [self._describe_hops()])
         lines += _under("attention", [self._describe_kernels()])
         lines += _under("program", [f"{self.num_bodies} bodies of ticks"])
         for name, variant in self.variants.items():
             lines += _under(name, variant._describe_variant(self.capacity.hbm_bytes))
         return "\n".join([*lines, *_under("compiled in", [f"{self.compile_s:.0f} s by jax {self.jax_version}"])])
+
+    def _describe_hops(self) -> str:
+        hops = self.hops
+        shares = [size / hops.all_bytes for size in (hops.attention_bytes, hops.products_bytes, hops.exposed_bytes)]
+        return (
+            f"{format_bytes(hops.all_bytes)} sent per step: {shares[0]:.1%} beside attention, {shares[1]:.1%} beside "
+            f"other products, {shares[2]:.1%} exposed"
+        )
 
     def _describe_kernels(self) -> str:
         if not self.flash_calls:
@@ -205,6 +219,9 @@ def prepare_environment() -> None:
     """Sets the environment before jax looks for devices, so that jax looks for no accelerator."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+    os.environ.setdefault(
+        "ALLOW_MULTIPLE_LIBTPU_LOAD", "1"
+    )  # else a second process of this machine ends at libtpu's lock
     warn_of_unknown_flags()
     from sppo_jax.compat import deviceless_flags  # imports jax, which reads JAX_PLATFORMS
 
@@ -290,6 +307,7 @@ def _fit(
         copies=figures.copies,
         waiting_share=figures.copies.waiting_s(*beside) / plan.predicted.step_s,
         loops_share=figures.copies.loops_s(*beside) / plan.predicted.step_s,
+        hops=figures.hops,
         workspace_bytes=workspace_bytes,
         allocations=figures.allocations,
         flash_calls=figures.flash_calls,

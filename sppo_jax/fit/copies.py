@@ -19,19 +19,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sppo_jax.fit.hlo_text import branches_of, computations_of, fused_in, loop_of, name_of
+from sppo_jax.fit.hlo_text import computations_of, holds, name_of
 from sppo_jax.fit.predicates import Predicates
-from sppo_jax.fit.products import Products
+from sppo_jax.fit.products import PRODUCT, Products
+from sppo_jax.fit.runs import runs_of
+from sppo_jax.fit.shapes import SHAPE, array_bytes
 
-_SHAPE = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\](?:\{([^}]*)\})?")
 _DONE = re.compile(r"-done\(%([\w.\-]+)")
 _SLICE = re.compile(r" dynamic-(?:update-)?slice\(")
 _COPY = re.compile(r" (?:copy|dynamic-slice|dynamic-update-slice)\(")
-_PRODUCT = re.compile(r"__cublas|__cudnn|tpu_custom_call|gemm| dot\(| convolution\(")
 _CALLED = re.compile(r" (?:async-start|fusion|fusion-start)\(.*calls=%([\w.\-]+)")
-_NAMED, _OPTIMIZER = re.compile(r'op_name="([^"]*)"'), re.compile(r"/(gather_turn|scatter_turn|optimizer_update)/")
+_OPTIMIZER = re.compile(r"/(gather_turn|scatter_turn|optimizer_update)/")
 _TICK = re.compile(r'op_name="[^"]*?/(forward|backward|head)_tick')
-_BITS = {"pred": 8, "bf16": 16}
 _HOST, _COUNTED = "S(5)", "dynamic_slice_config"
 
 
@@ -142,15 +141,14 @@ def host_copies(
     totals: dict[bool, float] = defaultdict(float)
     products, spans, waits = Products(computations), [], []
     predicates = Predicates(computations, products, graphed or frozenset())
-    unknown, by_kernels, by_optimizer = 0, 0.0, 0.0
-    todo: list[tuple[str, float]] = [(entry, 1)]
-    while todo:
-        name, times = todo.pop()
+    by_kernels, by_optimizer = 0.0, 0.0
+    runs = runs_of(computations, entry, _HOST, turn_shares or {})
+    for name, times in runs.times:
         lines = computations[name]
         copies = _copies(lines)
         for copy in copies:
             size = times * _moved_bytes(copy.line)
-            totals[any(_has_product(x, computations) for x in lines[copy.begin + 1 : copy.end])] += size
+            totals[any(holds(x, PRODUCT, computations) for x in lines[copy.begin + 1 : copy.end])] += size
             by_kernels += size if _is_kernel(copy.line, computations) else 0
             by_optimizer += size if _OPTIMIZER.search(copy.line) else 0
         spans += [
@@ -160,18 +158,11 @@ def host_copies(
         if graphed is not None:
             writes = [copy for copy in copies if copy.goes_out and not _is_kernel(copy.line, computations)]
             waits += _loop_waits(writes, lines, times, products, predicates)
-        for line in lines:
-            for inner, trips in _inner(line):
-                if not _mentions_host(inner, computations):
-                    continue
-                iterations = trips or _share_of(line, turn_shares or {})
-                unknown += iterations is None
-                todo.append((inner, times * (iterations or 1)))
     return HostCopies(
         overlapped_bytes=round(totals[True]),
         exposed_bytes=round(totals[False]),
         kernel_bytes=round(by_kernels) if _COUNTED in hlo_text else None,
-        loops_unknown=unknown,
+        loops_unknown=runs.unknown,
         spans=tuple(spans),
         optimizer_bytes=round(by_optimizer),
         loop_waits=tuple(waits),
@@ -186,34 +177,6 @@ def _loop_waits(
         before = predicates.flops_before(lines[begin + 1 : end])
         if before is not None:
             yield LoopWait(_kind(lines[begin]), times, size, products.flops(lines[begin:end]), before)
-
-
-def _share_of(line: str, turn_shares: Mapping[str, float]) -> float | None:
-    """Returns the share of the runs of a loop that have an iteration; None if that is not known."""
-    named = _NAMED.search(line)
-    scopes = named.group(1).split("/") if named else []
-    return next((share for scope, share in turn_shares.items() if scope in scopes), None)
-
-
-def _inner(line: str) -> list[tuple[str, int | None]]:
-    """Returns the computations that an instruction runs, and how often (None if the text does not say)."""
-    loop = loop_of(line)
-    return [loop] if loop else [(name, 1) for name in branches_of(line)]
-
-
-def _mentions_host(name: str, computations: dict[str, list[str]]) -> bool:
-    return any(_HOST in line for line in computations[name])
-
-
-def _has_product(line: str, computations: dict[str, list[str]]) -> bool:
-    """Returns whether an instruction is a matrix product, or a fusion or a loop with one, at any depth."""
-    instruction = line.partition(", metadata=")[0]
-    if _PRODUCT.search(instruction):
-        return True
-    fused = fused_in(instruction)
-    if fused and any(_has_product(x, computations) for x in computations.get(fused, ())):
-        return True
-    return any(_has_product(x, computations) for inner, _ in _inner(line) for x in computations[inner])
 
 
 class _Copy(NamedTuple):
@@ -252,7 +215,7 @@ def _kind(line: str) -> str:
 
 def _writes_host(line: str) -> bool:
     """Returns whether the last array that an instruction returns is on the host."""
-    layouts = [layout for _, _, layout in _SHAPE.findall(line.partition(", metadata=")[0]) if layout]
+    layouts = [layout for _, _, layout in SHAPE.findall(line.partition(", metadata=")[0]) if layout]
     return bool(layouts) and _HOST in layouts[-1]
 
 
@@ -281,17 +244,8 @@ def _is_kernel(line: str, computations: dict[str, list[str]]) -> bool:
 
 def _moved_bytes(line: str) -> int:
     """Returns the bytes that move: the largest array in device memory among an instruction's own shapes."""
-    shapes = _SHAPE.findall(line.partition(", metadata=")[0])
-    sizes = [_bytes(kind, dims) for kind, dims, layout in shapes if _HOST not in layout]
+    shapes = SHAPE.findall(line.partition(", metadata=")[0])
+    sizes = [array_bytes(kind, dims) for kind, dims, layout in shapes if _HOST not in layout]
     if not any(sizes):  # a whole buffer that stays on the host side of the text
-        sizes = [_bytes(kind, dims) for kind, dims, _ in shapes]
+        sizes = [array_bytes(kind, dims) for kind, dims, _ in shapes]
     return max(sizes, default=0)
-
-
-def _bytes(kind: str, dims: str) -> int:
-    digits = re.search(r"\d+", kind)
-    bits = _BITS.get(kind) or int(digits.group()) if digits else 8
-    size = bits // 8
-    for dim in filter(None, dims.split(",")):
-        size *= int(dim)
-    return size

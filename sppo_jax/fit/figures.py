@@ -8,6 +8,7 @@ from typing import Any
 
 from sppo_jax.fit.allocations import HostAllocations
 from sppo_jax.fit.copies import HostCopies, host_copies
+from sppo_jax.fit.hops import RingHops, ring_hops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class Figures:
         host_bytes: the same in host memory.
         copies: bytes moved between device and host in one run of the program.
         flash_calls: calls of a fused attention kernel in the program's text.
+        hops: bytes sent round the ring in one run of the program.
         allocations: those in pinned host memory; None where they were not looked at.
     """
 
@@ -26,6 +28,7 @@ class Figures:
     host_bytes: int
     copies: HostCopies
     flash_calls: int
+    hops: RingHops = RingHops()
     allocations: HostAllocations | None = None
 
     @classmethod
@@ -44,6 +47,7 @@ class Figures:
             host_bytes=_total(sizes, "host_"),
             copies=host_copies(text, turn_shares, graphed),
             flash_calls=sum(text.count(f'custom_call_target="{name}') for name in ("__cudnn$fmha", "tpu_custom_call")),
+            hops=ring_hops(text, turn_shares),
         )
 
     def to_dict(self) -> dict[str, int | None]:
@@ -56,6 +60,8 @@ class Figures:
             "loop_bytes": self.copies.loop_bytes,
             "kernel_bytes": self.copies.kernel_bytes,
             "flash_calls": self.flash_calls,
+            "ring_bytes": self.hops.all_bytes,
+            "ring_exposed_bytes": self.hops.exposed_bytes,
         }
 
 

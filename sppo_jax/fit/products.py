@@ -7,14 +7,18 @@ attention, whose pieces depend on the prefix, counts nothing.
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from math import prod
+from math import isqrt, prod
 
 from sppo_jax.fit.hlo_text import branches_of, fused_in, loop_of
 
 _SHAPE = re.compile(r"[a-z]+\d+(?:e\d+m\d+\w*)?\[([\d,]*)\]")
 _RESULT = re.compile(r"^(?:ROOT )?%([\w.\-]+) = (.*)$")
 _DOT = re.compile(r" dot\(%([\w.\-]+), .*lhs_contracting_dims=\{([\d,]*)\}")
+# XLA:TPU makes every product a convolution.
+_CONVOLUTION = re.compile(r" convolution\(%([\w.\-]+), %([\w.\-]+)\), (?!.*(?:stride|dilate|group_count))")
 _GEMM = re.compile(r' custom-call\(%([\w.\-]+),.*"__cublas.*"lhs_contracting_dimensions":\[([^\]]*)\]')
+# A matrix product, or a kernel that has some.
+PRODUCT = re.compile(r"__cublas|__cudnn|tpu_custom_call|gemm| dot\(| convolution\(")
 
 
 class Products:
@@ -50,6 +54,11 @@ class Products:
         return self._of_product(line)
 
     def _of_product(self, line: str) -> int:
+        convolution = _CONVOLUTION.search(line)
+        if convolution:
+            # Of [m, k] and [k, n], in whatever order and however divided: each length is in two of the three arrays.
+            sizes = (prod(self._shapes.get(name, [0])) for name in convolution.groups())
+            return 2 * isqrt(prod(_dims(line)) * prod(sizes))
         found = _DOT.search(line) or _GEMM.search(line)
         shape = self._shapes.get(found.group(1)) if found else None
         if not found or not shape:

@@ -258,7 +258,7 @@ def sum_over_members(grad: jax.Array, share: Share) -> jax.Array:
 
 
 def sum_layers_over_members(grad: jax.Array, share: Share) -> jax.Array:
-    """Does what `sum_over_members` does with the gradients [v, layers, ...] of a stage's layers, one layer at a time."""
+    """Does what `sum_over_members` does with the gradients [v, layers, ...] of a stage's layers, layer by layer."""
     of_layer = Share(tuple(Cut(cut.dim - 2, cut.parts) for cut in share.cuts))
     layers = grad.reshape(-1, *grad.shape[2:])
     sums = lax.map(lambda layer: sum_over_members(layer, of_layer), layers)

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from sppo_jax.rules import KERNEL_TILE
 
+# The scope of what is sent round the ring, which the text of a compiled program has.
+HOP = "ring_hop"
+
 
 def travelling_keys(window: int, queries: int) -> int:
     """Returns the keys of a ring member that the windows of a chunk's queries reach.

@@ -244,3 +244,31 @@ def test_what_the_kernel_for_tpus_takes_out_of_dk_and_dv_is_read_before_the_zero
         (before,), (behind,) = barrier.invars, barrier.outvars
         assert before.aval.size == 2 * 8 * HEAD_DIM
         assert [used.count(before), used.count(behind)] == [1, 2]  # the zeros and the result are made behind it
+
+
+def bodies_of(jaxpr):
+    """Yields the bodies of all scans of a jaxpr but those within kernels."""
+    for equation in (x for x in jaxpr.eqns if x.primitive.name != "pallas_call"):
+        for inner in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from [inner] if equation.primitive.name == "scan" else []
+                yield from bodies_of(inner)
+
+
+@pytest.mark.parametrize("passes", ["kv", "q"])
+def test_nothing_stands_behind_the_kernel_for_tpus_in_a_loop_of_hops(passes):
+    """XLA:TPU starts a hop beside what stands behind the kernel, and then not beside the kernel."""
+    split = Split(1, 4, passes, "pallas", target=Target(TPU_CHIPS["cpu"], 2, itemsize=4))
+    x, k = jnp.zeros((512, 4, HEAD_DIM), jnp.float32), jnp.zeros((512, 2, HEAD_DIM), jnp.float32)
+    tags = Tags(jnp.arange(512, dtype=jnp.int32), jnp.zeros(512, jnp.int32))
+    step = by_chunks(split, (512,), 4, 2, jnp.float32)
+    jaxpr = jax.make_jaxpr(step)(*(a.reshape(-1, 4, *a.shape[1:]) for a in (x, k, k, x)), tags)
+    loops = 0
+    for body in bodies_of(jaxpr.jaxpr):
+        kernels = [equation for equation in body.eqns if equation.primitive.name == "pallas_call"]
+        if kernels and not list(bodies_of(body)):
+            loops += 1
+            results = [x for kernel in kernels for x in kernel.outvars]
+            assert not [x for equation in body.eqns for x in equation.invars if x in results]
+    assert loops == 2  # forward and backward

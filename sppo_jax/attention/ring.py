@@ -165,30 +165,37 @@ def _place(tags: RingTags) -> tuple:
     return (0, tags.begin) if isinstance(tags.begin, jax.Array) else ()
 
 
-def _lagging(num_members: int, travellers, compute: Callable, join: Callable, kept=None):
+def _lagging(num_members: int, travellers, compute: Callable, join: Callable, nothing, kept=None):
     """Sends travellers around the ring, and what is computed with them one hop later; the last hop brings that home.
+
+    What one kernel found is added ahead of the next one. Behind the kernel, XLA would start a hop beside the addition
+    instead of beside the kernel.
 
     Args:
         num_members: R.
         travellers: what visits every member.
-        compute: from the hop, travellers and `kept`, returns what travels on with them, and the next `kept`.
-        join: adds two of what travels on.
+        compute: from the hop, travellers and `kept`, returns what it found for them, and the next `kept`.
+        join: adds what was found to what travels on.
+        nothing: what travels on where nothing was found.
         kept: what stays on this member.
 
     Returns:
         The sum of what was computed with this member's own travellers, and `kept`.
     """
-    late, kept = compute(0, travellers, kept)
+    found, kept = compute(0, travellers, kept)
 
     def step(carry, hop):
-        travellers, late, kept = carry
+        travellers, late, found, kept = carry
+        late = join(late, found)
         found, kept = compute(hop, travellers, kept)
-        return (_send(travellers, num_members), join(_send(late, num_members), found), kept), None
+        return (_send(travellers, num_members), _send(late, num_members), found, kept), None
 
     hops = jnp.arange(1, num_members - 1, dtype=jnp.int32)
-    (travellers, late, kept), _ = lax.scan(step, (_send(travellers, num_members), late, kept), hops)
+    start = (_send(travellers, num_members), nothing, found, kept)
+    (travellers, late, found, kept), _ = lax.scan(step, start, hops)
+    late = _send(join(late, found), num_members)
     found, kept = compute(num_members - 1, travellers, kept)
-    return _send(join(_send(late, num_members), found), num_members), kept
+    return _send(join(late, found), num_members), kept
 
 
 def _forward_pass_kv(kernel: kernels.Kernel, q, prefix: Prefix, tags: RingTags):
@@ -216,7 +223,8 @@ def _forward_pass_q(kernel: kernels.Kernel, q, prefix: Prefix, tags: RingTags):
         return kernel.attend(q, prefix, mask, state)
 
     if kernel.lags:
-        return _lagging(num_members, q, lambda hop, q, _: (attend(hop, q, None), None), _merge)[0]
+        nothing = kernel.nothing(q)
+        return _lagging(num_members, q, lambda hop, q, _: (attend(hop, q, None), None), _merge, nothing)[0]
 
     def step(carry, hop):
         q, state = carry
@@ -279,9 +287,7 @@ def _backward_pass_kv(kernel: kernels.Kernel, q, prefix: Prefix, tags: RingTags,
 
     if kernel.lags:
         no_gradient = kernel.no_gradient(q, tags.meets)
-        dkv, dq = _lagging(
-            num_members, kv, lambda hop, kv, dq: differentiate(hop, kv, nothing(), dq), _add, no_gradient
-        )
+        dkv, dq = _lagging(num_members, kv, compute, _add, nothing(), no_gradient)
     else:
         start = (kv, nothing(), kernel.no_gradient(q, tags.meets))
         (kv, dkv, dq), _ = lax.scan(step, start, jnp.arange(num_members - 1, dtype=jnp.int32))
@@ -305,11 +311,15 @@ def _backward_pass_q(kernel: kernels.Kernel, q, prefix: Prefix, tags: RingTags, 
         return kernel.differentiate(q, prefix, mask, seen, gradients, dq)
 
     def compute(hop, traveller, gradients):
-        dq, gradients = differentiate(hop, traveller, None, gradients)
-        return kernel.gradient(dq), gradients
+        return differentiate(hop, traveller, None, gradients)
+
+    def join(late, dq):
+        return late + kernel.gradient(dq)
 
     if kernel.lags:
-        return _lagging(num_members, (q, rows), compute, _add, gradients)
+        like = jax.eval_shape(lambda: kernel.gradient(kernel.no_gradient(q, tags.meets)))
+        nothing = jnp.zeros(like.shape, like.dtype)
+        return _lagging(num_members, (q, rows), compute, join, nothing, gradients)
 
     def step(carry, hop):
         traveller, dq, gradients = carry

@@ -67,6 +67,7 @@ class Facts:
         forwards_first: whether every forward of a step comes before its first backward.
         is_mixed: whether layers are of several kinds.
         most_whole: the most layers of a group that have neither a window nor a state.
+        has_tails: whether layers with a window have tails; see `has_tails`.
     """
 
     num_layers: int | None = None
@@ -103,6 +104,7 @@ class Facts:
     forwards_first: bool | None = None
     is_mixed: bool | None = None
     most_whole: int | None = None
+    has_tails: bool = False
 
     @property
     def unit(self) -> str:
@@ -402,8 +404,8 @@ def _window_of_kernel(facts: Facts) -> Broken | None:
     members = _members_of_kernel(facts)
     if members is None or facts.groups == "flex":
         return None
-    multiple, is_cut = KERNEL_TILE * members, members > 1 or (facts.places or ("",))[0] == "period"
-    if not is_cut or facts.window % multiple == 0:
+    multiple = KERNEL_TILE * members
+    if (members == 1 and not facts.has_tails) or facts.window % multiple == 0:
         return None
     must = f"model.sliding_window must be a multiple of {KERNEL_TILE} * {members} devices with model.kernel=pallas"
     return Broken(must, facts.window, f"use {nearest_multiples(facts.window, multiple)}, or model.kernel=blockwise")
@@ -573,6 +575,22 @@ RULES = (
     _rebuilds_of_period,
     _balance_over_batch,
 )
+
+
+def has_tails(inputs: str, kv: str, num_layers: int, *, flexible: bool) -> bool:
+    """Returns whether layers with a window have keys and values of their window and a chunk alone.
+
+    So it is in a period, and where keys and values of one group at a time are made again or come from the host. Without
+    a period groups of one layer have no tails: they take turns in one cache, and in copies of one size. A tail is of
+    the tokens before a chunk in natural order, which teams of devices have not.
+
+    Args:
+        inputs: place of the layer inputs.
+        kv: how keys and values reach the backward.
+        num_layers: layers of a group.
+        flexible: whether documents may have their own teams of devices.
+    """
+    return not flexible and (inputs == "period" or (kv in ("rebuild", "host") and num_layers > 1))
 
 
 def nearest_multiples(value: int, multiple: int) -> str:

@@ -75,6 +75,8 @@ def test_a_pattern_of_one_kind_is_the_model_without_it():
     assert not isinstance(named.layers, LayerStacks)
     shapes = [jax.tree.map(jnp.shape, nnx.state(model, nnx.Param)) for model in (named, small_model(dtype="float32"))]
     assert shapes[0] == shapes[1]
+    local = small_model(dtype="float32", layers="4xlocal", kinds={"local": {"sliding_window": 6}})
+    assert Step(small_plan((8, 8)), local, None, train=True).layers.windows == {None: 6}
 
 
 def test_a_group_is_the_scans_that_its_pattern_folds_to():

@@ -17,9 +17,10 @@ from sppo_jax.program.stash import StashClass
 PIECES = [(1024,), (858, 166), (300, 24, 700)]
 
 
-def layout(stash: StashClass, tokens: int, **shapes) -> StashLayout:
+def layout(stash: StashClass, tokens: int, again: tuple[str, ...] = (), **shapes) -> StashLayout:
     named = {name: jax.ShapeDtypeStruct((tokens, *dims), dtype) for name, (dims, dtype) in shapes.items()}
-    return StashLayout(chunk_entries(stash, {None: named}, [(None, None)]), num_layers=2, num_slots=3)
+    entries = chunk_entries(stash, {None: named}, [(None, None)], lambda _, name: name in again)
+    return StashLayout(entries, num_layers=2, num_slots=3)
 
 
 def at(layer) -> At:
@@ -52,8 +53,8 @@ def test_what_is_stashed_comes_back_bit_for_bit(host_rows, host_pieces):
 @pytest.mark.parametrize("again", [(), ("x",)])
 def test_a_short_row_ends_where_the_next_row_begins(again, host_pieces):
     shapes = {"out": ((2, 3), jnp.bfloat16), "lse": ((2,), jnp.float32), "x": ((6,), jnp.bfloat16)}
-    stash = layout(StashClass(7, host_inputs=7, host_attention=7), 7, **shapes)
-    stash = replace(stash, again=again, has_short_rows=True, host_pieces=host_pieces)
+    stash = layout(StashClass(7, host_inputs=7, host_attention=7), 7, again, **shapes)
+    stash = replace(stash, has_short_rows=True, host_pieces=host_pieces)
     short, values, buffer = [True, True, False, True, False], [], stash.host_buffer(5, 3)
     places = [HostPlace(row, sum(short[:row])) for row in range(5)]
     for row, place in enumerate(places):

@@ -33,7 +33,7 @@ from sppo_jax.pipeline.stage import Stage
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.costs import Recompute, StageShape, cost_model
 from sppo_jax.predict.group_layers import are_unlike
-from sppo_jax.predict.stash_bytes import token_bytes
+from sppo_jax.predict.stash_bytes import refetch_bytes, token_bytes
 from sppo_jax.predict.states import state_work
 from sppo_jax.program.fold import unfold
 from sppo_jax.program.ring import AttentionShape, Ring
@@ -177,6 +177,20 @@ def with_period(config, *, lone):
     return replace(config, model=model, schedule=schedule, stash=stash)
 
 
+def with_tails(config, kv):
+    """Returns the config of a model of two kinds, one with a window, whose keys and values come again without a period.
+
+    Groups of one stage have three layers, and one of two groups has more layers with a window where they are unlike.
+    """
+    pipe = config.mesh.pipe
+    schedule = replace(config.schedule, name="breadth-first", interleave=2)
+    local = {"sliding_window": config.mesh.seq, "rope": {"theta": 50.0}}
+    unlike = pipe == 1 and config.model.qk_norm
+    pattern = "2xlocal,3xfull,local" if unlike else f"{2 * pipe}x(2xlocal,full)"
+    model = replace(config.model, num_layers=6 * pipe, layers=pattern, kinds={"local": local})
+    return replace(config, model=model, schedule=schedule, stash=replace(config.stash, inputs="auto", kv=kv))
+
+
 def with_late_attention(plan):
     """Returns a plan that stashes the attention outputs of late chunks alone, if it has some and the rules allow it."""
     first = len(plan.chunk_lengths) // 2
@@ -217,6 +231,8 @@ def plans():
                     config = with_states(config)
                 if len(found) % 9 == 8:
                     config = with_period(config, lone=len(found) % 2 == 0)
+                if len(found) % 11 == 10:
+                    config = with_tails(config, ("rebuild", "host")[len(found) % 2])
                 plan = make_plan(config)
                 if len(found) % 4 == 3:
                     config = with_shapes(config, plan)
@@ -327,18 +343,33 @@ def test_stash_bytes_are_those_charged_class_by_class(plans):
     assert len(lone) > 4 and {stash.attention for stash in lone} >= {"keep", "host"}
 
 
-def test_keys_and_values_of_periods_are_those_charged(plans):
-    """A layer with a window has those of its window and a chunk."""
-    seen = 0
+def test_what_comes_back_for_keys_and_values_is_what_is_charged(plans):
+    """Of layers with a window nothing does, but in groups that have other numbers of them."""
+    seen = Counter()
     for config, plan, step in plans:
-        if plan.stash.inputs != "period":
+        shape = shape_of_plan(plan, config)
+        for name, layout in layouts(step):
+            if not name.uses_host or plan.stash.kv in ("keep", "recompute"):
+                continue
+            (row,) = jax.eval_shape(layout.host_part)
+            came = layout.again_lines * row.shape[1] * row.dtype.itemsize
+            assert came == refetch_bytes(name, shape, plan.stash), (plan.stash, name)
+            seen[plan.stash.kv, bool(step.layers.tails), came > 0] += 1
+    assert min(seen[kv, tails, True] for kv in ("rebuild", "host") for tails in (True, False)) > 3, seen
+
+
+def test_keys_and_values_of_layers_with_tails_are_those_charged(plans):
+    """A layer with a window has those of its window and a chunk."""
+    seen = Counter()
+    for config, plan, step in plans:
+        if plan.stash.inputs != "period" and not step.layers.tails:
             continue
         itemsize, slots = jnp.dtype(step.model.dtype).itemsize, step.program.prefixes.num_slots
         of_slot = sum(map(math.prod, step._cache_shapes()))
         holders = memory_of(plan, config).holders
         assert sum(one.size_bytes for one in holders if one.name == "kv") == 2 * itemsize * slots * of_slot
-        seen += len(step.layers.kv) > 1
-    assert seen > 10
+        seen[plan.stash.inputs == "period"] += len(step.layers.kv) > 1
+    assert seen[True] > 10 and seen[False] > 10
 
 
 @pytest.fixture
@@ -363,7 +394,7 @@ def test_ring_bytes_are_those_charged(plans, cheap_attention):
             for name, shape in step.head_shapes.items():
                 # A layer has no keys but its tail. If it runs again, for the layers behind it, it attends again.
                 tail = step.layers.tails.get(name)
-                runs_again = tail and len(step.layers.groups[0]) > 1
+                runs_again = tail and plan.stash.inputs == "period" and len(step.layers.groups[0]) > 1
                 passes = [("F", spec.passes.forward)] if again or runs_again else []
                 passes += [("B", spec.passes.backward)] if spec.kind == "B" else []
                 for kind, which in passes:

@@ -68,7 +68,7 @@ from sppo_jax.program.counters import needs_tables
 from sppo_jax.program.program import lower
 from sppo_jax.program.ring import AttentionShape, mixed_shape
 from sppo_jax.program.stash import StashClass
-from sppo_jax.rules import Facts, check, group_size, layers_per_virtual_stage
+from sppo_jax.rules import Facts, check, group_size, has_tails, layers_per_virtual_stage
 
 
 class TokenScores(NamedTuple):
@@ -132,7 +132,8 @@ class Step:
         plan, dtype, heads, shares = self.plan, jnp.dtype(self.model.dtype), {}, {}
         windows: dict[str | None, int] = {}
         states: dict[str | None, StateShape] = {}
-        is_period = plan.stash.inputs == "period"
+        most_layers = max(map(len, groups))
+        with_tails = has_tails(plan.stash.inputs, plan.stash.kv, most_layers, flexible=plan.groups == "flex")
         for kind, block in self.blocks.items():
             projected, state, like = self._traced_layer(kind, block)
             if jax.tree.leaves(like):
@@ -143,14 +144,14 @@ class Step:
                 continue
             q, k, *_ = projected
             windows[kind] = block.mixer.within(plan.sequence_length)
-            self._check_split(kind, q.shape[1], windows[kind])
+            self._check_split(kind, q.shape[1], windows[kind], with_tails)
             heads[kind] = AttentionShape(
                 num_heads=q.shape[1] // plan.ulysses,
                 num_kv_heads=sequence.cache_heads(k.shape[1], plan.ulysses),
                 head_dim=q.shape[2],
                 itemsize=dtype.itemsize,
                 window=windows[kind] // plan.ring,
-                is_tail=is_period,
+                is_tail=with_tails,
             )
         most_whole = max(sum(windows.get(kind, 1) == 0 for kind in kinds) for kinds in groups)
         of_period = Facts(places=(plan.stash.inputs, *["auto"] * 2), kv=plan.stash.kv, most_whole=most_whole)
@@ -158,7 +159,7 @@ class Step:
         tails = {
             kind: (shape.num_kv_heads, shape.window, shape.head_dim)
             for kind, shape in heads.items()
-            if is_period and shape.window
+            if with_tails and shape.window
         }
         caches: dict[tuple, list[str | None]] = {}
         for kind, shape in heads.items():
@@ -212,10 +213,10 @@ class Step:
             )
         )
 
-    def _check_split(self, kind: str | None, num_heads: int, window: int) -> None:
+    def _check_split(self, kind: str | None, num_heads: int, window: int, with_tails: bool) -> None:
         """Checks that `seq` can divide the heads and the window of a layer, and that the model has this window too."""
         config, mixer = self.model.config, self.blocks[kind].mixer
-        planned = (config if kind is None else config.of_kind(kind)).sliding_window
+        planned = config.of_kind(config.kind_names[0] if kind is None else kind).sliding_window
         if planned != mixer.window:
             raise ValueError(
                 f"a layer must have the window of model.sliding_window={planned}, got {mixer.window}; set its "
@@ -230,7 +231,7 @@ class Step:
                 window=window,
                 groups=self.plan.groups,
                 kernel=self.plan.kernel,
-                places=(self.plan.stash.inputs, *["auto"] * 2),
+                has_tails=with_tails,
             )
         )
 

@@ -220,7 +220,7 @@ class Executor(Run):
         me, passes, stage = vocabulary.stage_index(self.num_stages), tick.spec.passes, self._held(state)
         dy_TD = self._output_cotangent(tick, state, me)
         prefixes = state.prefixes.rebuilt(self, tick, stage, state.stash, state.tags)
-        if self.plan.stash.kv == "recompute" or self.plan.stash.inputs == "period":
+        if self.plan.stash.kv == "recompute" or self.stage.layers.tails:
             # Tells the compiler to write keys and values after what the tick before has read.
             tick = tick.later(tick.begun(), ("prefixes.slot",))
         splits = stages.Splits(

@@ -20,11 +20,11 @@ from sppo_jax.attention.sinks import sinks_gradient, with_sinks
 from sppo_jax.dtypes import accumulator
 from sppo_jax.mixers.mixer import Operands
 from sppo_jax.models.stacks import of_stack
-from sppo_jax.pipeline import mixing, period
+from sppo_jax.pipeline import mixing, tails
 from sppo_jax.pipeline.block import Projected
 from sppo_jax.pipeline.kinds import WHOLE, At, run_layers, with_part
 from sppo_jax.pipeline.stage import Again, Memory, Splits, Stage, Sums, Unit, rest_names
-from sppo_jax.pipeline.stash import KEYS_VALUES, STATE, StashLayout, chunk_entries
+from sppo_jax.pipeline.stash import STATE, StashLayout, chunk_entries
 from sppo_jax.pipeline.when import when
 from sppo_jax.program.stash import StashClass
 
@@ -123,14 +123,14 @@ def _mix_by_attention(stage, projected, unit, at, memory, split, again) -> tuple
     _, k, v, _ = projected
     tail, of_tail = layers.tails.get(at.kind), {}
     if tail and again is None:
-        of_tail = period.tail_of(cache, chunk, layer, tail)
+        of_tail = tails.tail_of(cache, chunk, layer, tail)
     elif tail:
-        cache = period.with_tail(cache, chunk, layer, again.saved)
+        cache = tails.with_tail(cache, chunk, layer, again.saved)
     if again is None or again.writes:
         cache = teams.write_prefix(cache, k, v, chunk, layer, split)
     out, lse = _attend_unless_saved(again, lambda: _attend(projected, cache, chunk, layer, split))
     if tail and again is None:
-        cache = period.moved_on(cache, chunk, layer, tail, out)
+        cache = tails.moved_on(cache, chunk, layer, tail, out)
     memory = memory._replace(caches=_with(memory.caches, number, cache))
     return out, memory, {"lse": lse, "k": k, "v": v, **of_tail}
 
@@ -196,7 +196,7 @@ def _at_its_group(stage: Stage, unit: Unit, run: Callable, carry, *held, name: s
 def backward(stage: Stage, unit: Unit, dy_TD, caches: tuple[Cache, ...], sums: Sums, splits: Splits, stash, held=None):
     """Runs a group of layers backward on a chunk, after the later chunks of the sequence.
 
-    An only chunk's keys and values may be written again here, layer by layer; see `StashPlan.kv`.
+    Keys and values of a chunk may be written again here, layer by layer; see `Stage.writes_late`.
 
     Args:
         stage: the layers.
@@ -219,7 +219,7 @@ def backward(stage: Stage, unit: Unit, dy_TD, caches: tuple[Cache, ...], sums: S
 
         (dx_TD, caches, sums), (held,) = _at_its_group(stage, unit, run, (dy_TD, caches, sums), held)
         return dx_TD, caches, sums, held
-    writes = stage.writes_late
+    writes = any(map(stage.writes_late, stage.layers.kinds))
     if stage.runs_again:
         (layout, kept, fetched), caches = _rerun_period(stage, unit, stash, caches, splits)
         unit, splits = unit._replace(stash_slot=0), splits._replace(again=0)
@@ -262,15 +262,15 @@ def rebuild(stage: Stage, unit: Unit, caches: tuple[Cache, ...], split: Split, s
             return rebuild(stage, unit, caches, split, stash, behind)
 
         return _at_its_group(stage, unit, run, caches, name="again_pattern")[0]
-    if stage.runs_again and layout.again != KEYS_VALUES:
+    if stage.runs_again and stage.places.kv == "rebuild":
         return _rebuild_period(stage, unit, caches, split, stash, behind)
 
     def body(carry, at):
         (caches,) = carry
         if stage.layers.blocks[at.kind].has_state or at.kind in stage.layers.tails:
-            return (caches,)  # it has none, or its period writes them
+            return (caches,)  # it has none, or the chunk's own backward writes them
         values = layout.get_again(kept, fetched, unit.stash_slot, at)
-        if layout.again == KEYS_VALUES:
+        if "k" in values:
             k, v = values["k"], values["v"]
         else:
             block = stage.layers.blocks[at.kind]
@@ -388,7 +388,7 @@ def _saved_vjps(stage, kind, weights, saved, unit):
     if block.has_state:
         saved_heads = mixing.unnumbered("heads", saved, projected.heads)
         projected = block.before(weights, x, unit.positions_T)._replace(heads=saved_heads)
-    elif stage.writes_late or projected.sinks_N is not None:
+    elif stage.writes_late(kind) or projected.sinks_N is not None:
         projected = block.before(weights, x, unit.positions_T)._replace(q_TNH=saved["q"])
     else:
         projected = Projected(saved["q"], projected.k_TKH, projected.k_TKH)
@@ -422,7 +422,9 @@ def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
     vjps = _saved_vjps if "q" in saved else _made_vjps
     projected, vjp_before, vjp_after = vjps(stage, at.kind, weights, saved, unit)
     q, k, v, sinks = projected
-    if stage.writes_late:
+    if stage.writes_late(at.kind):
+        if at.kind in of_group.tails:
+            cache = tails.with_tail(cache, forward_chunk, layer, saved)
         cache = teams.write_prefix(cache, k, v, forward_chunk, layer, splits.forward)
 
     def attend():
@@ -436,7 +438,7 @@ def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
     dout, prefix = after.dout, sums.prefixes[number]
     attended = Attended(q, out, lse, dout)
     if at.kind in of_group.tails:
-        prefix = period.handed_on(prefix, chunk, layer, of_group.tails[at.kind])
+        prefix = tails.handed_on(prefix, chunk, layer, of_group.tails[at.kind])
     dq, dk, dv, prefix = teams.backward(attended, k, cache, prefix, chunk, layer, splits.backward)
     early = saved["early"]
     if early is not None:

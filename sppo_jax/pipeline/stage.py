@@ -6,7 +6,6 @@ token, n layers of a group, W elements of a layer's shares.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -45,7 +44,7 @@ class Layers:
         kv: the kinds of each cache, whose keys and values have one shape.
         shares: the kinds whose layers return shares.
         windows: the tokens that a token attends to in layers of each kind; 0: all before it.
-        tails: the shape [K, W, H] of a tail, of kinds whose caches hold a tail and a chunk; see `pipeline.period`.
+        tails: the shape [K, W, H] of a tail, of kinds whose caches hold a tail and a chunk; see `pipeline.tails`.
         states: the kinds of each buffer of states, which have one shape.
         state_shapes: of each kind whose layers have a state.
         rows: where the layers of a group lie in the stacks of which only some groups have layers.
@@ -127,13 +126,15 @@ class Stage:
 
     @property
     def runs_again(self) -> bool:
-        """Whether a group of layers has its first layer's input and tails in the stash; see `pipeline.period`."""
+        """Whether a group of layers has its first layer's input alone in the stash, and runs again in a backward."""
         return self.places.inputs == "period"
 
-    @property
-    def writes_late(self) -> bool:
-        """Whether each layer's backward writes the keys and values of a chunk again, which is the only one."""
-        return self.places.kv == "recompute" and not self.runs_again
+    def writes_late(self, kind: str | None) -> bool:
+        """Returns whether a layer's backward writes its chunk's keys and values again.
+
+        The chunk is the only one of its sequence, or no later chunk needs more of it than a tail.
+        """
+        return not self.runs_again and (self.places.kv == "recompute" or kind in self.layers.tails)
 
     def holding(self, slots) -> "Stage":
         """Returns the same stage with these parameters in its slots."""
@@ -198,30 +199,39 @@ class Stage:
             states = {kind: self.state_arrays(kind) for kind in shapes}
             entries = chunk_entries(stash, of_group, [(WHOLE.kind,)])
             return StashLayout(entries | chunk_entries(stash, states, self.layers.groups), 1, num_slots)
-        again = {"rebuild": ("x",), "host": KEYS_VALUES}.get(self.places.kv, ())
         if self.runs_again:
             of_layers = {kind: self._of_layer_again(kind, of_kind, stash) for kind, of_kind in shapes.items()}
             groups = [(WHOLE.kind, *kinds) for kinds in self.layers.groups]
-            states = chain.from_iterable(map(self.state_arrays, shapes))
-            again = ("x", "chosen", *TAILS, *states) if self.places.kv == "rebuild" else again
-            entries = chunk_entries(stash, {WHOLE.kind: {"x": x_TD}} | of_layers, groups)
-            return StashLayout(entries, self.num_layers, num_slots, again, has_short_rows)
+            entries = chunk_entries(stash, {WHOLE.kind: {"x": x_TD}} | of_layers, groups, self._makes_again)
+            return StashLayout(entries, self.num_layers, num_slots, has_short_rows)
         named = {kind: {"x": x_TD} | self._stashed(kind, of_kind, stash) for kind, of_kind in shapes.items()}
-        entries = chunk_entries(stash, named, self.layers.groups)
-        return StashLayout(entries, self.num_layers, num_slots, again, has_short_rows)
+        entries = chunk_entries(stash, named, self.layers.groups, self._makes_again)
+        return StashLayout(entries, self.num_layers, num_slots, has_short_rows)
+
+    def _makes_again(self, kind: str | None, name: str) -> bool:
+        """Returns whether a stashed array makes keys and values be there again.
+
+        Inputs of layers with a tail do not. They have room of their own where every group has as many.
+        """
+        if self.places.kv == "host":
+            return name in KEYS_VALUES
+        if self.places.kv != "rebuild":
+            return False
+        if self.runs_again:
+            return name in ("x", "chosen", *TAILS) or name.startswith(STATE)
+        tails = {sum(one in self.layers.tails for one in kinds) for kinds in self.layers.groups}
+        return name == "x" and not (kind in self.layers.tails and len(tails) == 1)
 
     def _of_layer_again(self, kind: str | None, shapes: "LayerShapes", stash) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns what a layer stashes of a group that runs again: all but its input.
 
-        A layer with a window stashes its tail instead of keys and values. In a group of several layers it runs again
-        for the layers behind it; a lone one stashes its output too.
+        In a group of several layers one with a window runs again for the layers behind it; a lone one stashes its
+        output.
         """
         named = self._stashed(kind, shapes, stash)
-        if kind not in self.layers.tails:
+        if kind not in self.layers.tails or max(map(len, self.layers.groups)) == 1:
             return named
-        tail_KWH = jax.ShapeDtypeStruct(self.layers.tails[kind], shapes.projected.k_TKH.dtype)
-        names = ("chosen",) if max(map(len, self.layers.groups)) > 1 else ("chosen", "out", "lse")
-        return {name: x for name, x in named.items() if name in names} | dict.fromkeys(TAILS, tail_KWH)
+        return {name: x for name, x in named.items() if name in ("chosen", *TAILS)}
 
     def _choices(self, x_TD, shapes: Mapping[str | None, "LayerShapes"]) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the choices of all layers of a group, which lie beside its input."""
@@ -252,7 +262,10 @@ class Stage:
             named["lse"] = jax.ShapeDtypeStruct(shapes.out_TNH.shape[:2], accumulator(shapes.out_TNH.dtype))
         if self.places.rest != "recompute":
             named.update(rest_names(shapes.projected, (*shapes.before.shapes, *shapes.after.shapes)))
-        if attends and self.places.kv == "host":
+        if kind in self.layers.tails:
+            tail_KWH = jax.ShapeDtypeStruct(self.layers.tails[kind], shapes.projected.k_TKH.dtype)
+            named.update(dict.fromkeys(TAILS, tail_KWH))
+        elif attends and self.places.kv == "host":
             named.update(dict.fromkeys(KEYS_VALUES, shapes.projected.k_TKH))
         return named
 

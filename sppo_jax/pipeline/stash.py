@@ -11,7 +11,7 @@ lines and steps are the same in all pieces.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,6 +54,7 @@ class Entry:
         host_rows: its first rows, which go to the host.
         kinds: of the layers that have the array.
         num_layers: layers of a group that have the array.
+        again: whether it makes keys and values be there again; see `StashLayout`.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Entry:
     host_rows: int
     kinds: tuple[str | None, ...] = (None,)
     num_layers: int = 1
+    again: bool = False
 
     @property
     def host_shape(self) -> tuple[int, ...]:
@@ -96,13 +98,14 @@ class Entry:
 class StashLayout:
     """The entries of a stash class, and how they lie.
 
+    Some entries make keys and values be there again: layer inputs, or keys and values. They lie first, and come back
+    from the host by themselves. Rows then lie in steps that divide both their lines and those of these entries: a GPU's
+    DMA engines copy whole steps only.
+
     Args:
         entries: by name, which is that of the array unless another entry has arrays of the name.
         num_layers: layers stashed; 1 where only a stage's input is.
         num_slots: slots in device memory.
-        again: the entries that make keys and values be there again: the layer inputs, or keys and values. They lie
-            first, and come back from the host by themselves. Rows then lie in steps that divide both their lines and
-            those of these entries: a GPU's DMA engines copy whole steps only.
         has_short_rows: whether some rows on the host are short: the next row overwrites their attention outputs, which
             lie last in each row.
         host_pieces: the share of every row on the host, in 1024ths, that lies in each array.
@@ -111,7 +114,6 @@ class StashLayout:
     entries: dict[str, Entry]
     num_layers: int
     num_slots: int
-    again: tuple[str, ...] = ()
     has_short_rows: bool = False
     host_pieces: tuple[int, ...] = ONE_PIECE
 
@@ -131,7 +133,7 @@ class StashLayout:
         """Lines by which a short row is shorter: those of the attention outputs of all layers, which are the last."""
         if not self.has_short_rows:
             return 0
-        return self._lines_of(OUTS)
+        return self._lines_of(lambda entry: entry.name in OUTS)
 
     def kept_buffers(self) -> Arrays:
         """Buffers [slots + 1, layers, ...] in device memory; the last slot is trash."""
@@ -175,7 +177,7 @@ class StashLayout:
         return self._fetch(host, place, self._unread_lines, self.host_shape[0])
 
     def fetch_again(self, host: Pieces, place: "HostPlace") -> Pieces:
-        """Copies the entries of `again` in a row back from the host."""
+        """Copies the entries that make keys and values be there again back from the host."""
         return self._fetch(host, place, 0, self.again_lines)
 
     def _fetch(self, host: Pieces, place: "HostPlace", begin: int, end: int) -> Pieces:
@@ -194,16 +196,16 @@ class StashLayout:
     def _lines(self) -> dict[str, tuple[int, tuple[int, int]]]:
         """First line, and shape in lines of one layer, of each entry that has a host part."""
         (_, line), places, first = self.host_shape, {}, 0
-        for name, entry in sorted(self.entries.items(), key=lambda x: (x[1].name not in self.again, x[1].name in OUTS)):
+        for name, entry in sorted(self.entries.items(), key=lambda x: (not x[1].again, x[1].name in OUTS)):
             if entry.host_rows:
                 shape = (entry.host_elements // line, line)
                 places[name], first = (first, shape), first + entry.num_layers * shape[0]
         return places
 
-    def _lines_of(self, names: tuple[str, ...]) -> int:
-        """Lines of some arrays of all layers."""
+    def _lines_of(self, counts: Callable[[Entry], bool]) -> int:
+        """Lines of some entries of all layers."""
         found = [(self.entries[key], shape) for key, (_, shape) in self._lines().items()]
-        return sum(entry.num_layers * shape[0] for entry, shape in found if entry.name in names)
+        return sum(entry.num_layers * shape[0] for entry, shape in found if counts(entry))
 
     def put(self, kept: Arrays, host_part, slot, at: At, values: Arrays) -> tuple[Arrays, Pieces | None]:
         """Stashes one layer's values: kept rows into their slot, host rows into the tick's part."""
@@ -235,33 +237,29 @@ class StashLayout:
 
     @property
     def again_lines(self) -> int:
-        """Lines of the entries of `again` of all layers, which are the first."""
-        return self._lines_of(self.again)
+        """Lines of the entries that make keys and values be there again, of all layers, which are the first."""
+        return self._lines_of(lambda entry: entry.again)
 
     @property
     def _unread_lines(self) -> int:
         """Lines of keys and values, which no backward of the same chunk reads."""
-        return self.again_lines if self._unread else 0
-
-    @property
-    def _unread(self) -> tuple[str, ...]:
-        return self.again if self.again == KEYS_VALUES else ()
+        return self._lines_of(lambda entry: entry.name in KEYS_VALUES)
 
     def get(self, kept: Arrays, fetched, slot, at: At) -> Arrays:
         """Reads back what a layer's backward needs; `fetched` is from `fetch_host`."""
-        skipped, unread = self._unread_lines, self._unread
+        skipped = self._unread_lines
         return {
             entry.name: self._get_one(name, kept, fetched, slot, at, skipped)
             for name, entry in self.entries.items()
-            if at.kind in entry.kinds and entry.name not in unread
+            if at.kind in entry.kinds and entry.name not in KEYS_VALUES
         }
 
     def get_again(self, kept: Arrays, fetched, slot, at: At) -> Arrays:
-        """Reads one layer's entries of `again` back; `fetched` is from `fetch_again`."""
+        """Reads what makes one layer's keys and values be there again; `fetched` is from `fetch_again`."""
         return {
             entry.name: self._get_one(name, kept, fetched, slot, at, 0)
             for name, entry in self.entries.items()
-            if at.kind in entry.kinds and entry.name in self.again
+            if at.kind in entry.kinds and entry.again
         }
 
     def _get_one(self, name: str, kept: Arrays, host_part, slot, at: At, skipped: int) -> jax.Array:
@@ -282,6 +280,7 @@ def chunk_entries(
     stash: StashClass,
     shapes: Mapping[str | None, dict[str, jax.ShapeDtypeStruct]],
     groups: Sequence[Sequence[str | None]],
+    again: Callable[[str | None, str], bool] = lambda kind, name: False,
 ) -> dict[str, Entry]:
     """Returns the entry of each stashed array, with the number of its rows that go to the host.
 
@@ -291,18 +290,19 @@ def chunk_entries(
             which move whole or not at all: tails where any inputs do, states never. Under `WHOLE.kind` those of a
             group.
         groups: the kinds of the layers of each group, which takes its turn in the same buffers.
+        again: whether an array of a kind makes keys and values be there again.
     """
     rows = dict.fromkeys(("x", "chosen"), stash.host_inputs) | dict.fromkeys(OUTS, stash.host_attention)
     rows |= dict.fromkeys(KEYS_VALUES, stash.host_kv)
     having: dict[tuple, list[str | None]] = {}
     for kind, of_kind in shapes.items():
         for name, value in of_kind.items():
-            having.setdefault((name, value.shape or (1,), value.dtype), []).append(kind)
+            having.setdefault((name, value.shape or (1,), value.dtype, again(kind, name)), []).append(kind)
     entries: dict[str, Entry] = {}
-    for (name, shape, dtype), found in having.items():
+    for (name, shape, dtype, is_again), found in having.items():
         key = name if name not in entries else f"{name}.{found[0]}"
         moves = stash.host_inputs > 0 if name in TAILS else stash.host_rest and not name.startswith(STATE)
         host_rows = rows.get(name, shape[0] if moves else 0)
         num_layers = max(sum(kind in found for kind in kinds) for kinds in groups)
-        entries[key] = Entry(name, shape, dtype, host_rows, tuple(found), num_layers)
+        entries[key] = Entry(name, shape, dtype, host_rows, tuple(found), num_layers, is_again)
     return entries

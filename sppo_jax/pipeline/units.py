@@ -10,7 +10,7 @@ from sppo_jax import buffers
 from sppo_jax.attention import sequence, teams
 from sppo_jax.attention.sequence import Chunk, Split
 from sppo_jax.attention.tags import Tags
-from sppo_jax.pipeline import mixing, period, vocabulary
+from sppo_jax.pipeline import mixing, tails, vocabulary
 from sppo_jax.pipeline.mechanisms.mechanism import Tick
 from sppo_jax.pipeline.run import Run
 from sppo_jax.pipeline.stage import Unit
@@ -84,11 +84,11 @@ def _chunk(run: Run, tick: Tick, how: Split, tags: Tags) -> Chunk:
     if run.modes is not None:
         chosen = _teams(run, tick, resident, (start, length, size), how)
         length = jnp.where(chosen.is_stream, length, 0)
-    bound, tail = tick.spec.passes.bound, how.window // ring if run.plan.stash.inputs == "period" else 0
+    bound, tail = tick.spec.passes.bound, how.window // ring if run.stage.layers.tails else 0
     keys = resident
     if tail:
         room = run.program.max_tokens * run.plan.ulysses
-        keys, start, bound = period.near_keys(resident, start, room, tail), jnp.int32(tail), tail + size
+        keys, start, bound = tails.near_keys(resident, start, room, tail), jnp.int32(tail), tail + size
     masks = sequence.chunk_tags(keys, start, length, size, how, bound=bound)
     return Chunk(tick.mine("prefixes.slot", me), start, length, masks, chosen, tick.mine("prefixes.grad_slot", me))
 

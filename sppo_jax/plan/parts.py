@@ -103,8 +103,7 @@ class StashPlan:
 
     Args:
         inputs: place of the layer inputs: "keep" (device memory), "host" or "recompute"; "period": those of the first
-            layer of each group alone, of which alpha goes to the host. The group runs again in a backward, and with
-            keys and values a layer with a window has those of its window and a chunk.
+            layer of each group alone, of which alpha goes to the host. The group runs again in a backward.
         attention: place of the attention outputs and their LSE.
         attention_from: the first chunk whose attention outputs are stashed; backward computes attention again for the
             ticks whose chunks all come before. Attention of a late chunk takes longer, its outputs no more memory.
@@ -116,7 +115,7 @@ class StashPlan:
             "rebuild" makes those of one group at a time again from its layer inputs, while the group behind goes
             backward; "recompute" makes them again in the backward of the chunk itself, which is the only one of its
             sequence; "host" stashes those of every chunk on the host, where its stash may go there, and brings those
-            of one group at a time back.
+            of one group at a time back. Layers with a window have tails instead; see `rules.has_tails`.
         waiting: where chunks wait between two groups of layers, forward and backward: "keep" or "host". With "host"
             each head runs right before the backward of its chunk, and the chunk waits on the host for both.
     """

@@ -98,8 +98,8 @@ class Recompute(NamedTuple):
         reach: the tokens of the sequence that a tick may reach for its backward to compute attention again.
         rewrite_kv: the share of backwards in whose ticks keys and values are exchanged and written again.
         kv: whether they are computed again there, too.
-        windows: whether keys and values of layers with a window are written again, behind a tail
-            (`stash.inputs=period`).
+        tails: whether layers with a window write their keys and values again in the backward of a chunk, behind a
+            tail; see `rules.has_tails`.
         whole: whether layers with a window or a state run again whole, for the layers behind them in their group.
         layers: the share of layers that run once more where keys and values are made again, instead of `kv`.
     """
@@ -109,7 +109,7 @@ class Recompute(NamedTuple):
     reach: float = math.inf
     rewrite_kv: float = 0.0
     kv: bool = False
-    windows: bool = False
+    tails: bool = False
     whole: bool = False
     layers: float = 0.0
 
@@ -340,7 +340,7 @@ class CostModel:
         experts_s = (self._experts_again - self.recompute.linear) * self.layers * self.layer.expert_flops
         experts_s /= linear_flops_s
         kv_flops = 2 * self.layer.input_elements * self.layer.kv_elements
-        kv_s = self.recompute.rewrite_kv * self.recompute.kv * self.layers * kv_flops / linear_flops_s
+        kv_s = self._kv_again * self.layers * kv_flops / linear_flops_s
         kv_s += self.recompute.rewrite_kv * self.recompute.layers * token_s
         head_s = self.head_flops / (linear_flops_s * self.mesh.pipe)
         seconds = {
@@ -353,6 +353,17 @@ class CostModel:
             seconds = {kind: seconds[kind] + state_s[kind] for kind in seconds}
             seconds["B"] += self._states_again * state_s["F"]
         return seconds
+
+    @property
+    def _with_tails(self) -> float:
+        """The share of layers that have tails."""
+        return sum(kind.share for kind in self.attention if kind.window) if self.recompute.tails else 0
+
+    @property
+    def _kv_again(self) -> float:
+        """How often keys and values are computed again, in the mean of all layers, besides the other linear parts."""
+        own = self._with_tails * (self.recompute.linear == 0)
+        return own + (1 - self._with_tails) * self.recompute.rewrite_kv * self.recompute.kv
 
     @property
     def _states_again(self) -> float:
@@ -477,7 +488,7 @@ class CostModel:
         forward = (2 * layer.attention_elements + kv) * size + rows
         summary = layer.attention_elements * size if self.ring.kernel == "cudnn" else rows
         backward = 3 * layer.attention_elements * size + sum_bytes * kv + rows + summary
-        windows = sum(kind.share for kind in self.attention if kind.window) if self.recompute.windows else 0
+        windows = self._with_tails
         if again or self.recompute.whole:
             backward += (1 if again else windows) * (2 * layer.attention_elements * size + rows)
         rewritten = (windows + (1 - windows) * self.recompute.rewrite_kv) * kv * size
@@ -523,7 +534,7 @@ def cost_model(
             length=stage.length,
             asked=stage.ring_pass,
             kernel=stage.kernel,
-            shape=mixed_shape([(_heads(kind, stage, recompute.windows), count) for kind, count in attends], without),
+            shape=mixed_shape([(_heads(kind, stage, recompute.tails), count) for kind, count in attends], without),
         ),
         compute_bytes=stage.compute_bytes,
         recompute=recompute,
@@ -551,7 +562,7 @@ def _attention(model: ModelConfig, share: float, stage: StageShape) -> Attention
 
 
 def _heads(model: ModelConfig, stage: StageShape, tails: bool) -> AttentionShape:
-    """Returns the attention of one device in a model whose layers are alike; `tails`: see `Recompute.windows`."""
+    """Returns the attention of one device in a model whose layers are alike; `tails`: see `Recompute`."""
     return AttentionShape(
         num_heads=model.num_heads // stage.ulysses,
         num_kv_heads=math.lcm(model.num_kv_heads, stage.ulysses) // stage.ulysses,

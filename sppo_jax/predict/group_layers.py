@@ -101,13 +101,14 @@ def group_stacks(shape: MemoryShape) -> list[tuple[ModelConfig, int]]:
 def most_layers(shape: MemoryShape, key: Callable[[ModelConfig], Any]) -> dict[Any, int]:
     """Returns for each key the most layers of a group whose kinds have it; kinds with None are left out."""
     found: dict[Any, int] = {}
-    for group in _groups(shape):
+    for group in kinds_of_groups(shape):
         counts = Counter(key(kind) for kind in group)
         found = {one: max(counts[one], found.get(one, 0)) for one in {*counts, *found}}
     return {one: count for one, count in found.items() if one is not None}
 
 
-def _groups(shape: MemoryShape) -> Iterator[list[ModelConfig]]:
+def kinds_of_groups(shape: MemoryShape) -> Iterator[list[ModelConfig]]:
+    """Yields the kinds of the layers of each group, of groups that are alike once."""
     model, size = shape.model, shape.layers
     names = model.kind_names
     for group in dict.fromkeys(names[begin : begin + size] for begin in range(0, len(names), size)):

@@ -16,11 +16,12 @@ from sppo_jax.plan.parts import StashPlan
 from sppo_jax.predict.experts import expert_work
 from sppo_jax.predict.fitted import NUMBERS, Numbers
 from sppo_jax.predict.group_layers import are_unlike, group_caches, group_costs, group_experts, group_stacks
-from sppo_jax.predict.period import ends_in_windows, key_value_elements, made_again_bytes
+from sppo_jax.predict.period import made_again_bytes
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.stage_params import largest_matrix, layer_share, stage_params_of, table_params
 from sppo_jax.predict.stash_bytes import StashBytes
 from sppo_jax.predict.states import state_bytes_of_group, stretch_bytes
+from sppo_jax.predict.tails import ends_in_windows, holds_tails, key_value_elements
 from sppo_jax.predict.workspace import kv_heads_per_device, workspace_bytes
 from sppo_jax.schedule.turns import slot_counts
 
@@ -251,7 +252,8 @@ def _prefixes(shape: MemoryShape, stash: StashPlan, held: Held) -> list[Holder]:
     def padded(head_dim: int) -> int:
         return -(-head_dim // lanes) * lanes
 
-    if stash.inputs == "period":
+    tails = holds_tails(shape, stash)
+    if tails:
         of_group = key_value_elements(shape, held.prefix_tokens, held.tick_tokens * shape.ulysses, padded)
     else:
         elements = (
@@ -262,7 +264,7 @@ def _prefixes(shape: MemoryShape, stash: StashPlan, held: Held) -> list[Holder]:
     kv = of_group * held.kv_prefixes * shape.compute_bytes
     sum_bytes = 2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes
     backward = BACKWARD | {"tables"} if held.heads_first else TICKS
-    if stash.inputs == "period" and ends_in_windows(shape):
+    if tails and ends_in_windows(shape):
         # Those of whole prefixes come with the group before the last, so compiled; those of tails are few.
         backward -= {"head", "turn"}
     found = [Holder("kv", kv, TICKS), Holder("kv_grad", of_group * held.grad_prefixes * sum_bytes, backward)]

@@ -12,16 +12,11 @@ from sppo_jax.models.state_counts import device_bytes, state_counts
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.predict.group_layers import group_costs, most_layers
 from sppo_jax.predict.shape import MemoryShape
-from sppo_jax.predict.workspace import kv_heads_per_device
+from sppo_jax.predict.tails import tail_bytes, tail_keys, token_key_values
 from sppo_jax.program.stash import TokenBytes
 
 # Of an int16, which says which expert.
 CHOICE_BYTES = 2
-
-
-def tail_keys(model: ModelConfig, shape: MemoryShape) -> int:
-    """Returns the keys of a tail on one ring member, in layers of a kind; 0 for a kind without a window."""
-    return model.window_within(shape.length) // (shape.seq // shape.ulysses) if shape.length else 0
 
 
 def period_bytes(shape: MemoryShape, stash: StashPlan) -> TokenBytes:
@@ -40,9 +35,7 @@ def period_bytes(shape: MemoryShape, stash: StashPlan) -> TokenBytes:
     is_lone = shape.layers == 1
     outputs = that_attend(lambda kind: (kind.num_heads, kind.head_dim), windows=is_lone)
     lses = that_attend(lambda kind: kind.num_heads, windows=is_lone)
-    keys_values = that_attend(lambda kind: (kind.num_kv_heads, kind.head_dim), windows=False)
     choices = most_layers(shape, lambda kind: layer_costs(kind).choices or None)
-    tails = most_layers(shape, lambda kind: _tail(kind, shape))
     states = most_layers(shape, state_counts)
     attention = sum(count * heads * dim * size for (heads, dim), count in outputs.items())
     attention += sum(count * heads * shape.sum_bytes for heads, count in lses.items())
@@ -53,51 +46,14 @@ def period_bytes(shape: MemoryShape, stash: StashPlan) -> TokenBytes:
         kept=kept,
         shared=inputs + shared,
         rest=0,
-        kv=sum(2 * count * heads * dim * size for (heads, dim), count in keys_values.items())
-        if stash.kv == "host"
-        else 0,
+        kv=token_key_values(shape) * size if stash.kv == "host" else 0,
         kept_attention=kept,
         shared_attention=shared,
-        tails=sum(2 * count * heads * keys * dim * size for (heads, keys, dim), count in tails.items()),
+        tails=tail_bytes(shape),
         states=sum(
             count * device_bytes(of_kind.keeps, shape.seq, size, shape.sum_bytes) for of_kind, count in states.items()
         ),
     )
-
-
-def _tail(kind: ModelConfig, shape: MemoryShape) -> tuple[int, int, int] | None:
-    keys = 0 if state_counts(kind) else tail_keys(kind, shape)
-    return (kv_heads_per_device(kind, shape.ulysses), keys, kind.head_dim) if keys else None
-
-
-def key_value_elements(shape: MemoryShape, prefix_tokens: int, chunk_tokens: int, padded: Callable[[int], int]) -> int:
-    """Returns the elements of a slot of keys and values of all layers of a group on one device.
-
-    Args:
-        shape: of the model on a stage.
-        prefix_tokens: which layers without a window have.
-        chunk_tokens: of a longest tick after the all-to-all, which a tail has behind it.
-        padded: the elements that a head of so many takes.
-    """
-
-    def of_cache(kind: ModelConfig) -> tuple[int, int, int] | None:
-        if state_counts(kind):
-            return None
-        return kv_heads_per_device(kind, shape.ulysses), kind.head_dim, tail_keys(kind, shape)
-
-    found = most_layers(shape, of_cache)
-    return sum(
-        2 * count * heads * padded(dim) * (keys + chunk_tokens if keys else prefix_tokens)
-        for (heads, dim, keys), count in found.items()
-    )
-
-
-def ends_in_windows(shape: MemoryShape) -> bool:
-    """Returns whether some layers have keys and values of the whole prefix, but none of the last group."""
-    model, names = shape.model, shape.model.kind_names
-    is_whole = [not tail_keys(kind, shape) and state_counts(kind) is None for kind in map(model.of_kind, names)]
-    last = (len(names) - 1) // shape.layers * shape.layers
-    return any(is_whole) and not any(is_whole[last:])
 
 
 def made_again_bytes(shape: MemoryShape, tokens: int) -> int:

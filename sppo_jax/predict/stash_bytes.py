@@ -8,6 +8,7 @@ from sppo_jax.predict.group_layers import group_costs
 from sppo_jax.predict.period import CHOICE_BYTES, period_bytes
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.states import state_bytes_of_group
+from sppo_jax.predict.tails import holds_tails, inputs_made_again, tail_bytes, token_key_values
 from sppo_jax.program.stash import (
     StashClass,
     TokenBytes,
@@ -50,6 +51,8 @@ def token_bytes(shape: MemoryShape, stash: StashPlan) -> TokenBytes:
     # Choices of experts go where the layer inputs go, and are never made again.
     of_place["keep" if stash.inputs == "recompute" else stash.inputs] += choices
     of_place[stash.attention] += attention
+    tails = holds_tails(shape, stash)
+    kv = token_key_values(shape) if tails else group.kv_elements
     rest = group.rest_elements * size + shape.sum_bytes * group.rest_sums
     # Without the layers' inputs, the virtual stage's input is what everything is computed from.
     chunk_input = of_layer if stash.inputs == "recompute" else 0
@@ -57,10 +60,11 @@ def token_bytes(shape: MemoryShape, stash: StashPlan) -> TokenBytes:
         kept=of_place["keep"] + (rest if stash.rest == "keep" else 0) + chunk_input,
         shared=of_place["host"],
         rest=rest if stash.rest == "host" else 0,
-        kv=group.kv_elements * size if stash.kv == "host" else 0,
+        kv=kv * size if stash.kv == "host" else 0,
         kept_attention=attention if stash.attention == "keep" else 0,
         shared_attention=attention if stash.attention == "host" else 0,
         states=state_bytes_of_group(shape),
+        tails=tail_bytes(shape) if tails else 0,
     )
 
 
@@ -103,7 +107,8 @@ def refetch_bytes(of_class: StashClass, shape: MemoryShape, stash: StashPlan) ->
         token = token_bytes(shape, stash)
         of_tokens = of_class.host_inputs * (token.shared - token.shared_attention)
         return of_tokens + token.tails * (of_class.host_inputs > 0)
-    return of_class.host_inputs * shape.layers * shape.model.hidden_size * shape.compute_bytes
+    layers = inputs_made_again(shape) if holds_tails(shape, stash) else shape.layers
+    return of_class.host_inputs * layers * shape.model.hidden_size * shape.compute_bytes
 
 
 def fetched_bytes(of_class: StashClass, shape: MemoryShape, stash: StashPlan) -> int:

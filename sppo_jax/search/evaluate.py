@@ -13,7 +13,7 @@ from sppo_jax.predict.memory import Memory, predict_memory
 from sppo_jax.predict.pinned import Pinned, pinned_of, pinned_reason
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.simulate import Simulation, simulate
-from sppo_jax.rules import Facts, check, group_size
+from sppo_jax.rules import Facts, check, group_size, has_tails
 from sppo_jax.schedule.table import Table
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.offload import choose_alpha, largest_alpha
@@ -62,8 +62,9 @@ def size(candidate: Candidate) -> Sized:
     Raises:
         ValueError: the candidate breaks a rule.
     """
-    if candidate.places[0] == "period":
-        layout, config = candidate.layout, candidate.layout.request.config
+    layout, inputs = candidate.layout, candidate.places[0]
+    with_tails = has_tails(inputs, candidate.kv, layout.layers, flexible=layout.shape.groups)
+    if inputs == "period" or (with_tails and layout.window):
         check(
             Facts(
                 places=candidate.places,
@@ -71,7 +72,8 @@ def size(candidate: Candidate) -> Sized:
                 most_whole=layout.most_whole,
                 seq=layout.mesh.seq,
                 ulysses=layout.split.ulysses,
-                window=config.model.shared_window(config.sequence.length),
+                window=layout.window,
+                has_tails=with_tails,
                 kernel=layout.request.kernel,
             )
         )

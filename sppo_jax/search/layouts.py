@@ -14,7 +14,7 @@ from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.costs import CostModel, Recompute, StageShape, Weights, cost_model
 from sppo_jax.predict.group_layers import most_layers
 from sppo_jax.predict.shape import MemoryShape
-from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, divisors
+from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, divisors, has_tails
 from sppo_jax.schedule.turns import collective_counts
 from sppo_jax.search.advice import nearest_changes
 from sppo_jax.search.offload import Places
@@ -68,6 +68,12 @@ class Layout:
     def most_whole(self) -> int:
         """The most layers of a group that have neither a window nor a state."""
         return most_layers(self.shape, lambda kind: self._is_whole(kind) or None).get(True, 0)
+
+    @cached_property
+    def window(self) -> int:
+        """The window of which a ring must be a divisor; 0: no layer has one."""
+        config = self.request.config
+        return config.model.shared_window(config.sequence.length)
 
     def _is_whole(self, kind: ModelConfig) -> bool:
         return not kind.window_within(self.request.config.sequence.length) and state_counts(kind) is None
@@ -133,7 +139,7 @@ class Layout:
             rewrite_kv={"keep": 0.0, "recompute": 1.0}.get(kv, (self.interleave - 1) / self.interleave),
             # A backward that computes the linear parts again has keys and values anyway.
             kv=(kv == "rebuild" and inputs != "period") or (kv == "recompute" and rest != "recompute"),
-            windows=inputs == "period",
+            tails=has_tails(inputs, kv, self.layers, flexible=self.shape.groups),
             whole=runs_again,
             layers=self.again_for_kv if inputs == "period" and kv == "rebuild" else 0.0,
         )

@@ -1,9 +1,9 @@
-"""Groups of layers that stash their first layer's input alone, and run again in the backward of a chunk.
+"""Tails: what a layer with a window needs of the chunks before, the keys and values of its last tokens.
 
-A layer with a window needs of the chunks before the keys and values of its last tokens alone: its tail. So its cache
-holds a tail and a chunk, not a sequence. A forward stashes the tail that it finds, and leaves the next chunk's behind.
-A backward writes the stashed tail again, so that it needs no chunk before. It finds dK and dV of the next chunk's tail,
-moves them to where these tokens lie in its own chunk, and leaves those of its own tail.
+So its cache holds a tail and a chunk, not a sequence; `rules.has_tails` says when. A forward stashes the tail that it
+finds, and leaves the next chunk's behind. A backward writes the stashed tail again, so that it needs no chunk before.
+It finds dK and dV of the next chunk's tail, moves them to where these tokens lie in its own chunk, and leaves those of
+its own tail.
 
 Letters: K key/value heads and H head dim of one device, W tokens of a window on one ring member, T tokens of a chunk on
 one member with its padding, S = W + T.

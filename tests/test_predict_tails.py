@@ -1,10 +1,10 @@
-"""What a period holds in the last group of a stage."""
+"""What layers with a window hold where they have tails."""
 
 import pytest
 
 from sppo_jax.config import config_from_dict
-from sppo_jax.predict.period import ends_in_windows
 from sppo_jax.predict.shape import MemoryShape
+from sppo_jax.predict.tails import ends_in_windows
 
 LOCAL = {"local": {"sliding_window": 64}}
 

@@ -1,0 +1,86 @@
+"""What a device holds of layers with a window that have keys and values of a tail and a chunk; see `rules.has_tails`.
+
+The groups of a stage take turns in the same buffers, which have room for the most layers of any group.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from sppo_jax.config import ModelConfig
+from sppo_jax.models.state_counts import state_counts
+from sppo_jax.plan.parts import StashPlan
+from sppo_jax.predict.group_layers import kinds_of_groups, most_layers
+from sppo_jax.predict.shape import MemoryShape
+from sppo_jax.predict.workspace import kv_heads_per_device
+from sppo_jax.rules import has_tails
+
+
+def holds_tails(shape: MemoryShape, stash: StashPlan) -> bool:
+    """Returns whether layers with a window have tails."""
+    return has_tails(stash.inputs, stash.kv, shape.layers, flexible=shape.groups)
+
+
+def tail_keys(model: ModelConfig, shape: MemoryShape) -> int:
+    """Returns the keys of a tail on one ring member, in layers of a kind; 0 for a kind without a window or a state."""
+    if not shape.length or state_counts(model):
+        return 0
+    return model.window_within(shape.length) // (shape.seq // shape.ulysses)
+
+
+def tail_bytes(shape: MemoryShape) -> int:
+    """Returns the bytes of the tails of a stash."""
+
+    def of_kind(kind: ModelConfig) -> tuple[int, int, int] | None:
+        keys = tail_keys(kind, shape)
+        return (kv_heads_per_device(kind, shape.ulysses), keys, kind.head_dim) if keys else None
+
+    tails = most_layers(shape, of_kind)
+    return sum(2 * count * heads * keys * dim * shape.compute_bytes for (heads, keys, dim), count in tails.items())
+
+
+def token_key_values(shape: MemoryShape) -> int:
+    """Returns the elements of a token's keys and values in layers of a group that have no tail, all heads."""
+
+    def of_kind(kind: ModelConfig) -> Any:
+        return None if state_counts(kind) or tail_keys(kind, shape) else (kind.num_kv_heads, kind.head_dim)
+
+    return sum(2 * count * heads * dim for (heads, dim), count in most_layers(shape, of_kind).items())
+
+
+def inputs_made_again(shape: MemoryShape) -> int:
+    """Returns of how many layers the inputs come back before keys and values are computed from them.
+
+    Of those with a tail they do not, where all groups have as many of these.
+    """
+    counts = {sum(tail_keys(kind, shape) > 0 for kind in kinds) for kinds in kinds_of_groups(shape)}
+    return shape.layers - (counts.pop() if len(counts) == 1 else 0)
+
+
+def key_value_elements(shape: MemoryShape, prefix_tokens: int, chunk_tokens: int, padded: Callable[[int], int]) -> int:
+    """Returns the elements of a slot of keys and values of all layers of a group on one device.
+
+    Args:
+        shape: of the model on a stage.
+        prefix_tokens: which layers without a window have.
+        chunk_tokens: of a longest tick after the all-to-all, which a tail has behind it.
+        padded: the elements that a head of so many takes.
+    """
+
+    def of_cache(kind: ModelConfig) -> tuple[int, int, int] | None:
+        if state_counts(kind):
+            return None
+        return kv_heads_per_device(kind, shape.ulysses), kind.head_dim, tail_keys(kind, shape)
+
+    found = most_layers(shape, of_cache)
+    return sum(
+        2 * count * heads * padded(dim) * (keys + chunk_tokens if keys else prefix_tokens)
+        for (heads, dim, keys), count in found.items()
+    )
+
+
+def ends_in_windows(shape: MemoryShape) -> bool:
+    """Returns whether some layers have keys and values of the whole prefix, but none of the last group."""
+    model, names = shape.model, shape.model.kind_names
+    is_whole = [not tail_keys(kind, shape) and state_counts(kind) is None for kind in map(model.of_kind, names)]
+    last = (len(names) - 1) // shape.layers * shape.layers
+    return any(is_whole) and not any(is_whole[last:])

@@ -231,7 +231,7 @@ def plans():
                     config = with_states(config)
                 if len(found) % 9 == 8:
                     config = with_period(config, lone=len(found) % 2 == 0)
-                if len(found) % 11 == 10:
+                if len(found) % 11 == 10 and len(found) % 10 != 5:
                     config = with_tails(config, ("rebuild", "host")[len(found) % 2])
                 plan = make_plan(config)
                 if len(found) % 4 == 3:

@@ -42,7 +42,7 @@ from sppo_jax.schedule.waiting import waiting_room
 from sppo_jax.search.evaluate import costs_of, memory_of, shape_of_plan
 from sppo_jax.search.make import make_plan
 
-NUM_PLANS = 200
+NUM_PLANS = 216
 PLACES = [
     ("keep", "keep", "keep"),
     ("keep", "keep", "recompute"),
@@ -215,7 +215,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def plans():
-    """Two hundred plans with what they were made of."""
+    """Many plans with what they were made of."""
     generator, found = random.Random(0), []
     with jax.enable_x64(True):
         while len(found) < NUM_PLANS:
@@ -231,13 +231,14 @@ def plans():
                     config = with_states(config)
                 if len(found) % 9 == 8:
                     config = with_period(config, lone=len(found) % 2 == 0)
-                if len(found) % 11 == 10 and len(found) % 10 != 5:
+                if len(found) % 11 == 7 and len(found) % 10 != 5:
                     config = with_tails(config, ("rebuild", "host")[len(found) % 2])
                 plan = make_plan(config)
                 if len(found) % 4 == 3:
                     config = with_shapes(config, plan)
                     plan = make_plan(config)
-                elif len(found) % 4 == 2 and plan.stash.inputs != "period":  # whose early and late chunks share rows
+                elif len(found) % 4 == 2 and plan.stash.inputs != "period" and len(found) % 11 != 7:
+                    # In a period, and in the other plans left out, early and late chunks share rows.
                     plan = with_late_attention(plan)
                 step = Step(plan, build_model(config, abstract=True), None, train=True)
             except ValueError:
@@ -355,7 +356,7 @@ def test_what_comes_back_for_keys_and_values_is_what_is_charged(plans):
             came = layout.again_lines * row.shape[1] * row.dtype.itemsize
             assert came == refetch_bytes(name, shape, plan.stash), (plan.stash, name)
             seen[plan.stash.kv, bool(step.layers.tails), came > 0] += 1
-    assert min(seen[kv, tails, True] for kv in ("rebuild", "host") for tails in (True, False)) > 3, seen
+    assert min(seen["rebuild", True, True], seen["host", True, True], seen["host", False, True]) > 5, seen
 
 
 def test_keys_and_values_of_layers_with_tails_are_those_charged(plans):

@@ -69,7 +69,7 @@ class Case:
 SCORES = [
     Case(chip=chip, kernel=kernel, heads=(1, 4, head_dim))
     for chip in TOPOLOGIES
-    for head_dim in (128, 256)
+    for head_dim in (64, 128, 256)
     for kernel in KERNELS
 ]
 OTHERS = [
@@ -80,6 +80,8 @@ OTHERS = [
         {"heads": (1, 64, 128), "tokens": (2048, 16384)},
         {"heads": (1, 4, 128), "tokens": (2048, 16384), "dtype": "float32"},
         {"heads": (2, 4, 128), "tokens": (384, 1536)},
+        {"heads": (1, 8, 64), "tokens": (4096, 36864), "sums": "bfloat16"},
+        {"heads": (2, 4, 96), "tokens": (4096, 36864)},
     )
     for kernel in KERNELS
 ]
@@ -158,8 +160,10 @@ def _compile(case: Case):
 
 
 def _cache_shape(case: Case) -> tuple[int, ...]:
+    from sppo_jax.plan.parts import cache_head_dim
+
     num_kv_heads, _, head_dim = case.heads
-    return 2, 2, num_kv_heads, case.tokens[1], head_dim  # slots, layers
+    return 2, 2, num_kv_heads, case.tokens[1], cache_head_dim("pallas", head_dim)  # slots, layers
 
 
 def _copies_of_cache(text: str, case: Case) -> int:

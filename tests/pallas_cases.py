@@ -8,6 +8,7 @@ import numpy as np
 from sppo_jax.attention.intervals import Intervals, from_spans
 from sppo_jax.attention.spans import find_spans
 from sppo_jax.attention.tags import Tags, visible
+from sppo_jax.plan.parts import cache_head_dim
 
 PLACE = (1, 2)  # slot and layer of the keys and values
 GRAD_SLOT = 0
@@ -58,7 +59,7 @@ def draw_masks(rng, num_queries: int, num_keys: int) -> Masks:
 
 
 class Case(NamedTuple):
-    """Inputs of both kernels: q, dout, LSE and delta of the queries, k, v [2, 3, K, S, H], dk, dv [1, 3, K, S, H]."""
+    """Inputs of both kernels: q, dout, LSE and delta of the queries, k, v [2, 3, K, S, E], dk, dv [1, 3, K, S, E]."""
 
     seen: np.ndarray
     intervals: Intervals
@@ -78,10 +79,11 @@ def draw_case(rng, heads: tuple[int, int, int], num_queries: int, num_keys: int)
     masks = draw_masks(rng, num_queries, num_keys)
     intervals, seen = masks.intervals(), masks.seen()
     q, dout = (rng.standard_normal((num_kv_heads, num_groups, num_queries, head_dim), np.float32) for _ in range(2))
-    k, v = (rng.standard_normal((2, 3, num_kv_heads, num_keys, head_dim), np.float32) for _ in range(2))
+    in_cache = cache_head_dim("pallas", head_dim)  # what fills a head up is nothing that the kernel may use
+    k, v = (rng.standard_normal((2, 3, num_kv_heads, num_keys, in_cache), np.float32) for _ in range(2))
     dk, dv = (rng.standard_normal((1, *k.shape[1:]), np.float32) for _ in range(2))
     # The LSE is over more keys than these.
-    lse = plain_forward(q, k[PLACE], v[PLACE], seen)[1]
+    lse = plain_forward(q, *(x[PLACE][..., :head_dim] for x in (k, v)), seen)[1]
     lse = (lse + rng.random(lse.shape)).astype(np.float32)
     return Case(seen, intervals, q, dout, lse, rng.standard_normal(lse.shape, np.float32), k, v, dk, dv)
 
@@ -103,7 +105,7 @@ def plain_forward(q, k, v, seen):
 
 def plain_backward(case: Case):
     """Returns dQ, dK and dV of the case's rows."""
-    k, v = case.k[PLACE], case.v[PLACE]
+    k, v = (x[PLACE][..., : case.q.shape[-1]] for x in (case.k, case.v))
     p = np.exp(_scores(case.q, k, case.seen) - np.where(np.isinf(case.lse), np.inf, case.lse)[..., None])
     ds = p * (np.einsum("kgth,ksh->kgts", case.dout, v) - case.delta[..., None]) / np.sqrt(case.q.shape[-1])
     return (

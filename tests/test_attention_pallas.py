@@ -54,7 +54,8 @@ def in_two_parts(intervals: Intervals):
 
 
 def check_forward(case: Case, blocks: Blocks):
-    want = plain_forward(case.q, case.k[PLACE], case.v[PLACE], case.seen)
+    head_dim = case.q.shape[-1]
+    want = plain_forward(case.q, *(x[PLACE][..., :head_dim] for x in (case.k, case.v)), case.seen)
     first, second = in_two_parts(case.intervals)
     whole = run_forward(case, blocks, case.intervals)
     for got in (whole, run_forward(case, blocks, second, run_forward(case, blocks, first))):
@@ -65,10 +66,13 @@ def check_forward(case: Case, blocks: Blocks):
 def check_backward(case: Case, blocks: Blocks):
     dq, dk, dv = run_backward(case, blocks)
     want_q, *want = plain_backward(case)
-    np.testing.assert_allclose(dq.sum(0) * case.q.shape[-1] ** -0.5, want_q, atol=1e-4)
+    head_dim = case.q.shape[-1]
+    np.testing.assert_allclose(dq.sum(0) * head_dim**-0.5, want_q, atol=1e-4)
     for got, before, more in zip((dk, dv), (case.dk, case.dv), want, strict=True):
         layer = PLACE[1]
-        np.testing.assert_allclose(got[GRAD_SLOT, layer], before[GRAD_SLOT, layer] + more, atol=1e-4)
+        own, old = got[GRAD_SLOT, layer], before[GRAD_SLOT, layer]
+        np.testing.assert_allclose(own[..., :head_dim], old[..., :head_dim] + more, atol=1e-4)
+        np.testing.assert_array_equal(own[..., head_dim:], old[..., head_dim:])
         others = np.arange(before.shape[1]) != layer
         np.testing.assert_array_equal(got[:, others], before[:, others])
 

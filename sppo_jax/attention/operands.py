@@ -1,7 +1,7 @@
 """What the kernels take: keys and values, masks, cotangents, and the buffers that gather gradients.
 
-Letters: T query tokens, S key tokens of a buffer, N query heads, K key/value heads, H head dim; X leading dims of a
-buffer (slot, layer).
+Letters: T query tokens, S key tokens of a buffer, N query heads, K key/value heads, H head dim, E elements of a head in
+a buffer, of which the first H count; X leading dims of a buffer (slot, layer).
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from sppo_jax.attention.tags import BlockRange, Tags
 
 
 class Prefix(NamedTuple):
-    """Keys and values of a sequence so far: buffers [X..., K, S, H], and the sequence's index in X.
+    """Keys and values of a sequence so far: buffers [X..., K, S, E], and the sequence's index in X.
 
     `grad_index` is the sequence's index in the buffers that gather the gradients, where these have an X of their own.
     """
@@ -56,7 +56,7 @@ class Cotangent(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Buffers [X..., K, S, H] that gather dK and dV of a prefix, at its `grads_at` in X."""
+    """Buffers [X..., K, S, E] that gather dK and dV of a prefix, at its `grads_at` in X."""
 
     dk: jax.Array
     dv: jax.Array

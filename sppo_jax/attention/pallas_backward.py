@@ -1,7 +1,7 @@
 """Backward of a chunk's attention to its prefix, as one Pallas kernel for TPUs: five products a step.
 
 Scores are [keys, queries], so that LSE and delta are rows. dQ of a block of queries stays in VMEM while its blocks of
-keys pass. dK and dV of a block of keys are fetched from the buffers [X..., K, S, H], added to and written back, two
+keys pass. dK and dV of a block of keys are fetched from the buffers [X..., K, S, E], added to and written back, two
 blocks in turn. Each core has its own blocks of keys, so that no two add to one gradient; dQ has a part for each core.
 
 Letters: as in `pallas_forward`.
@@ -52,7 +52,7 @@ def backward(
         q_KGTH, keys, meets, interpret: as given to `forward`.
         rows: of the queries.
         sums: dQ of other keys [P, K, G, T, H] in float32, whose sum over P times H^-0.5 is the gradient; buffers of dK
-            and of dV [X..., K, S, H], in float32 or a lower dtype.
+            and of dV [X..., K, S, E], in float32 or a lower dtype.
         grads_at: the sequence's index in X of the buffers of dK and dV.
 
     Returns:
@@ -82,7 +82,7 @@ def backward(
     def key_at(core, head, n, where, active, table):
         return (*(where[num_grads + x] for x in range(num_x)), head, read_field(table[core, n], "key"), 0)
 
-    key_spec = pl.BlockSpec((*(None,) * (num_x + 1), blocks.keys, head_dim), key_at)
+    key_spec = pl.BlockSpec((*(None,) * (num_x + 1), blocks.keys, k.shape[-1]), key_at)
     query_spec = pl.BlockSpec((None, num_groups, blocks.queries, head_dim), query_at)
     row_spec = pl.BlockSpec((None, num_groups, blocks.queries), row_at)
     token_spec = pl.BlockSpec((1, blocks.queries), token_at)
@@ -99,7 +99,7 @@ def backward(
             ],
             out_specs=[sum_spec, anywhere, anywhere],
             scratch_shapes=[
-                pltpu.VMEM((2, 2, blocks.keys, head_dim), dk.dtype),
+                pltpu.VMEM((2, 2, blocks.keys, dk.shape[-1]), dk.dtype),
                 pltpu.VMEM((2, blocks.keys, head_dim), jnp.float32),
                 pltpu.SMEM((2,), jnp.int32),
                 pltpu.SemaphoreType.DMA((2, 2)),
@@ -147,14 +147,14 @@ def _kernel(where, active, table, *refs, blocks: Blocks, num_grads: int):
     def add(part, is_masked):
         group, start = lax.div(part, parts), pl.multiple_of(lax.rem(part, parts) * size, size)
         at = pl.ds(start, size)
-        q, dout, k = q_ref[group, at, :], dout_ref[group, at, :], k_ref[...]
+        q, dout, k = q_ref[group, at, :], dout_ref[group, at, :], k_ref[:, :head_dim]
         lse, delta = lse_ref[pl.ds(group, 1), at], delta_ref[pl.ds(group, 1), at]
         p = jnp.exp2(dot(k, q, NT) * (scale * LOG2E) - lse)
         if is_masked:
             index = key * num_keys + lax.broadcasted_iota(jnp.int32, p.shape, 0)
             p = jnp.where((index >= lo_ref[:, at]) & (index < hi_ref[:, at]), p, 0.0)
         more[1] += dot(p.astype(dout.dtype), dout, NN)
-        ds = (p * (dot(v_ref[...], dout, NT) - delta)).astype(q.dtype)
+        ds = (p * (dot(v_ref[:, :head_dim], dout, NT) - delta)).astype(q.dtype)
         dq_ref[group, at, :] += dot(ds, k, TN)
         more[0] += dot(ds, q, NN)
 
@@ -169,9 +169,10 @@ def _kernel(where, active, table, *refs, blocks: Blocks, num_grads: int):
 
     @pl.when(kind != NONE)
     def _():
-        slot = copies.slot
+        slot, of_head = copies.slot, pl.ds(0, head_dim)
         is_dk = lax.broadcasted_iota(jnp.int32, more.shape, 0) == 0
-        held[slot] = (held[slot].astype(jnp.float32) + more[...] * jnp.where(is_dk, scale, 1.0)).astype(held.dtype)
+        before = held[slot, :, :, of_head].astype(jnp.float32)
+        held[slot, :, :, of_head] = (before + more[...] * jnp.where(is_dk, scale, 1.0)).astype(held.dtype)
 
     pl.when(ends)(lambda: copies.leave(key, after, n == last_step))
 

@@ -18,6 +18,7 @@ from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
 from sppo_jax.attention.pallas import PallasKernel, with_blocks
 from sppo_jax.attention.pallas_blocks import Blocks
 from sppo_jax.attention.tags import Tags
+from sppo_jax.plan.parts import cache_head_dim
 
 _KERNEL = PallasKernel()
 _SLOT = 1  # of the keys and of their gradients; another sequence has the slot before
@@ -62,7 +63,7 @@ def _backward(blocks: Blocks, given: Operands, results: Results, *, causal: bool
             return _KERNEL.differentiate(q, prefix, _mask(part), rows, sums[1], sums[0]), None
 
         (dq, (dk, dv)), _ = lax.scan(add, (_KERNEL.no_gradient(q, meets), sums), meets)
-    return _by_tokens(_KERNEL.gradient(dq)), dk[_SLOT], dv[_SLOT]
+    return _by_tokens(_KERNEL.gradient(dq)), *(x[_SLOT, ..., : given.k_KSH.shape[-1]] for x in (dk, dv))
 
 
 def _as_in_a_run(given: Operands):
@@ -76,7 +77,11 @@ def _by_tokens(x):
 
 
 def _prefix(given: Operands) -> Prefix:
-    return Prefix(*(jnp.stack([-x, x]) for x in (given.k_KSH, given.v_KSH)), (_SLOT,))
+    """Returns keys and values as a cache has them."""
+    head_dim = given.k_KSH.shape[-1]
+    more = (0, cache_head_dim("pallas", head_dim) - head_dim)
+    keys = (jnp.pad(x, ((0, 0), (0, 0), more)) for x in (given.k_KSH, given.v_KSH))
+    return Prefix(*(jnp.stack([-x, x]) for x in keys), (_SLOT,))
 
 
 def _mask(part: Meets) -> Mask:

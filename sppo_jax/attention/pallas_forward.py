@@ -1,12 +1,13 @@
 """Forward of a chunk's attention to its prefix, as one Pallas kernel for TPUs.
 
-The kernel reads blocks of keys where they lie in the buffers [X..., K, S, H] and visits only the steps of `find_steps`.
+The kernel reads blocks of keys where they lie in the buffers [X..., K, S, E] and visits only the steps of `find_steps`.
 The result over other keys goes in and comes out with these keys added, so that nothing but the kernel stands between
 two hops of a ring. Each core has its own blocks of queries. Where a chunk has fewer of these than the device has cores,
 each core has its own heads, or one core does all if the heads cannot be dealt evenly.
 
-Letters: T queries, K key-value heads, G query heads of each, H head dim, S keys; R = G * queries of a block, the rows
-of a step; C keys of a block; P cores; X leading dims of a buffer (slot, layer); L = 128 lanes.
+Letters: T queries, K key-value heads, G query heads of each, H head dim, E elements of a head in a buffer, of which the
+kernel uses the first H, S keys; R = G * queries of a block, the rows of a step; C keys of a block; P cores; X leading
+dims of a buffer (slot, layer); L = 128 lanes.
 """
 
 import math
@@ -54,7 +55,7 @@ def forward(
 
     Args:
         q_KGTH: queries.
-        keys: buffers of keys and of values [X..., K, S, H], and the sequence's index in X.
+        keys: buffers of keys and of values [X..., K, S, E], and the sequence's index in X.
         meets: where they meet; the blocks divide T and S.
         state: the result over other keys, which these are added to, in place; None for no other keys.
         interpret: whether to interpret the kernel, and how; see `pallas_call`.
@@ -84,7 +85,7 @@ def forward(
         head, word = place(core, head, n, table)
         return (*(where[x] for x in range(num_x)), head, read_field(word, "key"), 0)
 
-    key_spec = pl.BlockSpec((*(None,) * (num_x + 1), blocks.keys, head_dim), key_at)
+    key_spec = pl.BlockSpec((*(None,) * (num_x + 1), blocks.keys, k.shape[-1]), key_at)
     query_spec = pl.BlockSpec((None, num_groups, blocks.queries, head_dim), query_at)
     token_spec = pl.BlockSpec((1, blocks.queries), token_at)
     row_spec = pl.BlockSpec((None, num_groups, blocks.queries), row_at)
@@ -132,7 +133,7 @@ def estimate_cost(q_KGTH, k, blocks: Blocks, *, num_products: int, num_moves: in
     return pl.CostEstimate(
         flops=2 * num_products * num_pairs * head_dim,
         transcendentals=num_pairs,
-        bytes_accessed=num_moves * num_keys * head_dim * k.dtype.itemsize * (num_tokens // blocks.queries),
+        bytes_accessed=num_moves * num_keys * k.shape[-1] * k.dtype.itemsize * (num_tokens // blocks.queries),
     )
 
 
@@ -164,7 +165,7 @@ def _kernel(_, table, *refs, blocks: Blocks, shares_heads: bool):
     def add(part, is_masked):
         group, start = lax.div(part, parts), pl.multiple_of(lax.rem(part, parts) * size, size)
         of_head, at = pl.ds(start, size), pl.ds(pl.multiple_of(part * size, size), size)
-        s = dot(q_ref[group, of_head, :], k_ref[...], NT) * (head_dim**-0.5 * LOG2E)
+        s = dot(q_ref[group, of_head, :], k_ref[:, :head_dim], NT) * (head_dim**-0.5 * LOG2E)
         if is_masked:
             lo, hi = (_wide(_columns(x[:, of_head]), num_keys) for x in (lo_ref, hi_ref))
             index = read_field(word, "key") * num_keys + lax.broadcasted_iota(jnp.int32, s.shape, 1)
@@ -175,7 +176,7 @@ def _kernel(_, table, *refs, blocks: Blocks, shares_heads: bool):
         shrink = jnp.exp2(before - now)
         top[at] = now
         total[at] = total[at] * shrink + jnp.sum(p, axis=1, keepdims=True)
-        acc[at] = acc[at] * _wide(shrink, head_dim) + dot(p.astype(v_ref.dtype), v_ref[...], NN)
+        acc[at] = acc[at] * _wide(shrink, head_dim) + dot(p.astype(v_ref.dtype), v_ref[:, :head_dim], NN)
 
     def add_all(is_masked):
         count = num_groups * parts

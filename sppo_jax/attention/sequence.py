@@ -24,7 +24,10 @@ from sppo_jax.dtypes import accumulator
 
 
 class Cache(NamedTuple):
-    """Resident keys and values, [slots, layers, K, S, H], each of a sequence and a layer group; or their gradients."""
+    """Resident keys and values, [slots, layers, K, S, E], each of a sequence and a layer group; or their gradients.
+
+    The first H of E elements count, see `plan.parts.cache_head_dim`.
+    """
 
     k: jax.Array
     v: jax.Array

@@ -8,7 +8,7 @@ the others waiting.
 A plan without teams has `Chunk.teams` None; its program has `sequence` alone.
 
 Letters: R members, M sequences of a pipeline, C chunks, S tokens, T tokens of a chunk on one member, N query heads,
-K key/value heads, H head dim, U ulysses members.
+K key/value heads, H head dim, E elements of a head in a cache, U ulysses members.
 """
 
 from collections.abc import Sequence
@@ -154,8 +154,9 @@ def _own_block(x_TKH: jax.Array, num_ulysses: int) -> jax.Array:
 
 
 def _own_keys(cache: Cache, chunk: Chunk, layer, like_TKH, split: Split) -> list[jax.Array]:
-    """Reads what `_own_block` arranged: k_KTH and v_KTH."""
-    num_tokens, num_kv_heads, head_dim = like_TKH.shape
+    """Reads what `_own_block` arranged: k_KTE and v_KTE."""
+    num_tokens, num_kv_heads, _ = like_TKH.shape
+    head_dim = cache.k.shape[-1]
     shape = (cache.k.shape[-3], num_tokens * split.ulysses, head_dim)
     where = (chunk.slot, layer, 0, chunk.start)
 
@@ -217,7 +218,7 @@ def backward(attended: Attended, like_TKH, cache: Cache, sums: Cache, chunk: Chu
     summary = out_TNH if split.kernel == "cudnn" else delta(out_TNH, dout_TNH)
     keys = _own_keys(cache, chunk, layer, like_TKH, split)
     dq, own = near.backward(q_TNH, *keys, teams.tags, teams.level, Cotangent(dout_TNH, lse_TN, summary))
-    own = [dq.astype(q_TNH.dtype), *(x.swapaxes(0, 1).astype(like_TKH.dtype) for x in own)]
+    own = [dq.astype(q_TNH.dtype), *(x.swapaxes(0, 1)[..., : like_TKH.shape[-1]].astype(like_TKH.dtype) for x in own)]
 
     def stream(trip, carry):
         own = Attended(*(_in_trip(trip, x) for x in attended))

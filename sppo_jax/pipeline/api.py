@@ -63,6 +63,7 @@ from sppo_jax.pipeline.stash import StashLayout
 from sppo_jax.pipeline.state import TrainingState, evaluation_state, training_state
 from sppo_jax.pipeline.structure import Structure, check_params
 from sppo_jax.pipeline.vocabulary_tables import VocabularyTables
+from sppo_jax.plan.parts import cache_head_dim
 from sppo_jax.plan.plan import Plan
 from sppo_jax.program.counters import needs_tables
 from sppo_jax.program.program import lower
@@ -526,7 +527,8 @@ class Step:
         for kinds in self.layers.kv:
             shape, tail = self.head_shapes[kinds[0]], self.layers.tails.get(kinds[0])
             tokens = (tail[1] if tail else length) + of_chunk
-            found.append((self.layers.count(kinds), shape.num_kv_heads, tokens, shape.head_dim))
+            head_dim = cache_head_dim(plan.kernel, shape.head_dim)
+            found.append((self.layers.count(kinds), shape.num_kv_heads, tokens, head_dim))
         return found
 
     def _kv_grad_dtype(self, dtype):

@@ -102,7 +102,7 @@ def evaluation_state(run: Run, cache_shapes: Sequence[tuple[int, ...]]) -> Evalu
 
     Args:
         run: gives all other shapes.
-        cache_shapes: [layers, K, S, H] of one slot of each cache of one device.
+        cache_shapes: [layers, K, S, E] of one slot of each cache of one device.
     """
     shape, register = run.sequences.tokens.shape, _register(run)
     return EvaluationState(
@@ -127,7 +127,7 @@ def training_state(
 
     Args:
         run: gives all other shapes.
-        cache_shapes: [layers, K, S, H] of one slot of each cache of one device.
+        cache_shapes: [layers, K, S, E] of one slot of each cache of one device.
         kv_grad_dtype: dtype in which dK and dV are gathered.
         host: the stash on the host where the step is given it.
     """

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from sppo_jax.rules import KERNEL_TILE
+
 SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
 RING_PASSES = ("auto", "kv", "q")
 WEIGHTS = ("resident", "gathered")
@@ -24,9 +26,18 @@ def cudnn_takes(itemsize: int, head_dim: int, most: int = 256) -> bool:
 def pallas_takes(itemsize: int, head_dim: int) -> bool:
     """Returns whether the kernel for TPUs takes elements of so many bytes and heads of so many.
 
-    It reads keys where they lie. XLA gives arrays of other heads another layout, and copies whole caches at each call.
+    Fewer elements than 64 would leave most of a matrix unit idle; for more than 256 blocks take too much memory.
     """
-    return itemsize in (2, 4) and head_dim in (128, 256)
+    return itemsize in (2, 4) and 64 <= head_dim <= 256
+
+
+def cache_head_dim(kernel: str, head_dim: int) -> int:
+    """Returns the elements that a head of keys or values takes in a cache, and on a ring.
+
+    The kernel for TPUs reads keys where they lie. XLA gives arrays whose heads are no whole lanes another layout, and
+    copies whole caches at each call. So its heads are filled up.
+    """
+    return -(-head_dim // KERNEL_TILE) * KERNEL_TILE if kernel == "pallas" else head_dim
 
 
 # Fields of a model that a plan depends on; and those of the MLP, or of the experts in its place.

@@ -26,7 +26,7 @@ from sppo_jax.models.counts import ATTENTION_BACKWARD, LINEAR_BACKWARD, chunk_pa
 from sppo_jax.models.layers import DecoderLayer
 from sppo_jax.models.leaves import is_cast
 from sppo_jax.pipeline.block import Block, Projected, Weights
-from sppo_jax.plan.parts import cudnn_takes, pallas_takes
+from sppo_jax.plan.parts import cache_head_dim, cudnn_takes, pallas_takes
 from sppo_jax.profile.tick import tick_seconds
 from sppo_jax.profile.timing import AXIS, Timer
 
@@ -293,7 +293,7 @@ def attention_work(model: ModelConfig, kernel: str, chunk: int, prefix: int, dty
         groups = model.num_heads // model.num_kv_heads
         target = target_of(jax.devices()[0].device_kind, groups, jnp.dtype(dtype).itemsize)
     split = Split(1, 1, "q", kernel, target=target)
-    shape = (1, 1, model.num_kv_heads, total + chunk, model.head_dim)
+    shape = (1, 1, model.num_kv_heads, total + chunk, cache_head_dim(kernel, model.head_dim))
     queries = (chunk, model.num_heads, model.head_dim)
 
     def where() -> Chunk:

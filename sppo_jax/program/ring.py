@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sppo_jax.plan.parts import cache_head_dim
 from sppo_jax.rules import KERNEL_TILE
 
 # The scope of what is sent round the ring, which the text of a compiled program has.
@@ -174,7 +175,7 @@ class Ring:
         if shape.window:
             reached = travelling_keys(shape.window, tokens * self.ulysses)
             keys = reached if shape.is_tail else min(bound, reached)
-        return 2 * keys * shape.num_kv_heads * shape.head_dim
+        return 2 * keys * shape.num_kv_heads * cache_head_dim(self.kernel, shape.head_dim)
 
     def bound(self, reach: int) -> int:
         """Returns the keys of a member that may travel: a power-of-two share of a sequence, so that shapes are few."""

@@ -54,7 +54,7 @@ class Prefixes(Mechanism):
 
         Args:
             run: gives the slots.
-            shapes: [layers, K, S, H] of one slot of each cache of one device.
+            shapes: [layers, K, S, E] of one slot of each cache of one device.
             grad_dtype: dtype in which dK and dV are gathered; None for an evaluation.
         """
         program = run.program.prefixes

@@ -20,6 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sppo_jax.plan.parts import cache_head_dim
+
 RESULTS = Path(__file__).parent / "results" / "tpu_kernel.json"
 # A small topology of each chip.
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
@@ -31,8 +33,9 @@ HEAD = """\
 No TPU was used. `python -m bench.tpu_kernel` wrote this; its head says what a bundle is. {versions}.
 
 * Heads: key-value heads, query heads of each, elements of a head.
-* Bundles: of a turn of the inner loop, which has 1024 x 1024 scores where the chunk has 8192 queries; first of blocks
-  that are visible as a whole, then of blocks at an edge of a mask. Matrix units: used slots of the first.
+* Bundles: of a turn of the inner loop, which has 1024 x 1024 scores where the chunk has 8192 queries, in float32
+  512 x 512; first of blocks that are visible as a whole, then of blocks at an edge of a mask. Matrix units: used slots
+  of the first.
 * In place: MiB of results that take no memory of their own.
 
 | chip | kernel | heads | queries, keys | dtype, sums | bundles | edge | matrix units | VMEM, MiB | in place |
@@ -72,20 +75,26 @@ SCORES = [
     for head_dim in (64, 128, 256)
     for kernel in KERNELS
 ]
+# Of a quarter as many scores: blocks are half as long, and half as wide.
+FLOAT32 = [
+    Case(chip=chip, kernel=kernel, heads=(1, 4, head_dim), dtype="float32")
+    for chip in TOPOLOGIES
+    for head_dim in (128, 256)
+    for kernel in KERNELS
+]
 OTHERS = [
     Case(chip="v5p", kernel=kernel, **shape)
     for shape in (
         {"heads": (4, 8, 128), "tokens": (2048, 66560), "sums": "bfloat16"},
         {"heads": (2, 7, 128), "tokens": (4096, 36864)},
         {"heads": (1, 64, 128), "tokens": (2048, 16384)},
-        {"heads": (1, 4, 128), "tokens": (2048, 16384), "dtype": "float32"},
         {"heads": (2, 4, 128), "tokens": (384, 1536)},
         {"heads": (1, 8, 64), "tokens": (4096, 36864), "sums": "bfloat16"},
         {"heads": (2, 4, 96), "tokens": (4096, 36864)},
     )
     for kernel in KERNELS
 ]
-CASES = SCORES + OTHERS
+CASES = SCORES + FLOAT32 + OTHERS
 
 
 def prepare(folder: str) -> None:
@@ -160,8 +169,6 @@ def _compile(case: Case):
 
 
 def _cache_shape(case: Case) -> tuple[int, ...]:
-    from sppo_jax.plan.parts import cache_head_dim
-
     num_kv_heads, _, head_dim = case.heads
     return 2, 2, num_kv_heads, case.tokens[1], cache_head_dim("pallas", head_dim)  # slots, layers
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from sppo_jax.units import format_bytes
+
 # Each shape of a tick costs segments to compile.
 MOST_SHAPES = 6
 BREADTH_FIRST = "breadth-first"
@@ -53,6 +55,7 @@ class Facts:
         window: tokens that a token attends to, where these are fewer than a sequence has; 0: all before it.
         groups: "static", or "flex": each document has devices of its own.
         kernel: the attention kernel.
+        blocks: bytes of a step of the kernel for TPUs, and those that a core has for it.
         schedule: name of the schedule.
         one_group_at_a_time: whether the schedule passes one group of layers at a time.
         interleave: groups of layers of a stage.
@@ -90,6 +93,7 @@ class Facts:
     window: int = 0
     groups: str | None = None
     kernel: str | None = None
+    blocks: tuple[int, int] | None = None
     schedule: str | None = None
     one_group_at_a_time: bool | None = None
     interleave: int | None = None
@@ -411,6 +415,16 @@ def _window_of_kernel(facts: Facts) -> Broken | None:
     return Broken(must, facts.window, f"use {nearest_multiples(facts.window, multiple)}, or model.kernel=blockwise")
 
 
+def _memory_of_kernel(facts: Facts) -> Broken | None:
+    """A step has all query heads of a key-value head, and at least a tile of tokens."""
+    if facts.kernel != "pallas" or facts.blocks is None or facts.blocks[0] <= facts.blocks[1]:
+        return None
+    needed, there = map(format_bytes, facts.blocks)
+    must = f"blocks of model.kernel=pallas must fit into the {there} of a core's memory for them"
+    change = "use more model.num_kv_heads or smaller heads, or model.kernel=blockwise"
+    return Broken(must, needed, change)
+
+
 def _members_of_kernel(facts: Facts) -> int | None:
     """Returns over how many devices the kernel for TPUs has a chunk's tokens spread; None: other kernel, or open."""
     if facts.kernel != "pallas" or facts.seq is None:
@@ -562,6 +576,7 @@ RULES = (
     _kernel_of_window,
     _chunks_of_kernel,
     _window_of_kernel,
+    _memory_of_kernel,
     _wave,
     _one_group_at_a_time,
     _several_groups,

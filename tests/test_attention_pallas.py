@@ -154,8 +154,12 @@ def test_blocks_divide_the_chunk_and_hold_so_many_rows(num_groups, itemsize, tok
 
 
 def test_queries_that_blocks_do_not_divide_are_refused():
-    with pytest.raises(ValueError, match="multiples of 128 queries and keys on a ring member, got 200 queries and"):
+    with pytest.raises(ValueError, match="128 queries on a ring member, got 200; change the chunks to 128 or 256"):
         choose_blocks(Target(TPU_CHIPS["v5p"], 1, 2), 200, 1024)
+    with pytest.raises(
+        ValueError, match="128 keys on a ring member, got 1000; change the chunks to 896 or 1024, or us"
+    ):
+        choose_blocks(Target(TPU_CHIPS["v5p"], 1, 2), 256, 1000)
 
 
 def test_a_chip_without_the_kernel_is_named():

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from bench.tpu_kernel import CASES, RESULTS, SCORES, table
-from sppo_jax.hardware.tpu_chips import TPU_CHIPS
+from sppo_jax.hardware.tpu_chips import SPILLED, TPU_CHIPS, block_bytes, block_queries
 
 MIB = 2**20
 # Bundles of 1024 x 1024 scores of one head, forward and backward, of the first kernel that was compiled.
@@ -36,6 +36,11 @@ def check(row):
     assert row["alias_mib"] >= in_place / MIB - 0.1, row["name"]
     assert row["cache_copies"] == 0, row["name"]
     assert row["vmem_mib"] * MIB <= TPU_CHIPS[row["chip"]].vmem_bytes, row["name"]
+    wide = {"bfloat16": 2, "float32": 4}[row["dtype"]]
+    planned = block_bytes(num_groups, head_dim, wide, queries=block_queries(queries, num_groups, wide))
+    assert row["vmem_mib"] * MIB <= SPILLED * planned, row["name"]
+    if row["kernel"] == "forward" and queries > 384:
+        assert planned <= 1.1 * row["vmem_mib"] * MIB, row["name"]
 
 
 def test_every_case_was_compiled_in_place_and_within_memory(rows):

@@ -30,7 +30,7 @@ from sppo_jax.pipeline import mixing
 from sppo_jax.pipeline.api import Step
 from sppo_jax.pipeline.block import Weights
 from sppo_jax.pipeline.stage import Stage
-from sppo_jax.plan.parts import MeshShape
+from sppo_jax.plan.parts import MeshShape, cache_head_dim
 from sppo_jax.predict.costs import Recompute, StageShape, cost_model
 from sppo_jax.predict.group_layers import are_unlike
 from sppo_jax.predict.stash_bytes import refetch_bytes, token_bytes
@@ -273,7 +273,7 @@ def sent_bytes(
 ):
     """Returns the bytes that one layer's attention sends on the ring, read from its jaxpr."""
     room = max(bound, tokens)
-    q, k = jnp.zeros((tokens, heads, dim), dtype), jnp.zeros((kv_heads, room, dim), dtype)
+    q, k = jnp.zeros((tokens, heads, dim), dtype), jnp.zeros((kv_heads, room, cache_head_dim(kernel, dim)), dtype)
     lse = jnp.zeros((tokens, heads), accumulator(dtype))
     tags = [Tags(*(jnp.zeros((members, size), jnp.int32),) * 2) for size in (tokens, room)]
 

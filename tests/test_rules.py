@@ -81,6 +81,10 @@ CASES = {
         dict(kernel="pallas", window=128, seq=2, kind="ring"),
         "model.sliding_window must be a multiple of 128 * 2 devices with model.kernel=pallas, got 128; use 256, or ",
     ),
+    "_memory_of_kernel": (
+        dict(kernel="pallas", blocks=(70 * 2**20, 56 * 2**20)),
+        "blocks of model.kernel=pallas must fit into the 56 MiB of a core's memory for them, got 70 MiB; use more ",
+    ),
     "_wave": (
         dict(sequences=12, wave=5),
         "schedule.wave=5 must divide the sequences of a pipeline, got 12; use 4 or 6, ",

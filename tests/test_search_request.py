@@ -2,9 +2,10 @@
 
 import pytest
 
-from sppo_jax.config import ModelConfig
-from sppo_jax.hardware import DEVICES
+from sppo_jax.config import ModelConfig, config_from_dict
+from sppo_jax.hardware import DEVICES, parse_cluster
 from sppo_jax.rules import Facts
+from sppo_jax.search.make import make_plan
 from sppo_jax.search.request import choose_kernel
 
 
@@ -19,7 +20,8 @@ def model(kernel: str, head_dim: int) -> ModelConfig:
         ("auto", "v5p", 2, 128, "pallas"),
         ("auto", "v6e", 4, 256, "pallas"),
         ("auto", "tpu7x", 2, 128, "pallas"),
-        ("auto", "v5p", 2, 64, "blockwise"),
+        ("auto", "v5p", 2, 64, "pallas"),
+        ("auto", "v5p", 2, 62, "blockwise"),
         ("auto", "v5p", 8, 128, "blockwise"),
         ("auto", "v4", 2, 128, "blockwise"),
         ("auto", "h100", 2, 128, "cudnn"),
@@ -48,10 +50,37 @@ def test_a_kernel_that_does_not_suit_the_sequence_is_not_chosen(known, want):
     assert choose_kernel(model("auto", 128), DEVICES["v5p"], 2, Facts(**known)) == want
 
 
+def test_a_kernel_whose_blocks_are_too_large_is_not_chosen():
+    """A step has all query heads of a key-value head."""
+    heads = dict(num_heads=128, num_kv_heads=1, head_dim=128)
+    sizes = dict(vocab_size=64, hidden_size=256, num_layers=1, mlp_size=64)
+    asked, free = (ModelConfig(**sizes, **heads, kernel=kernel) for kernel in ("pallas", "auto"))
+    assert [choose_kernel(free, DEVICES[name], 2) for name in ("v5p", "v6e")] == ["blockwise", "pallas"]
+    assert choose_kernel(free, DEVICES["v5p"], 2, Facts(ulysses=2)) == "pallas"
+    with pytest.raises(ValueError, match="of model.kernel=pallas must fit into the 56 MiB .*, got 71.* MiB; use"):
+        choose_kernel(asked, DEVICES["v5p"], 2)
+
+
 @pytest.mark.parametrize(
-    "device,itemsize,head_dim", [("h100", 2, 128), ("v4", 2, 128), ("v5p", 8, 128), ("v5p", 2, 64), ("v5p", 2, 192)]
+    "device,itemsize,head_dim", [("h100", 2, 128), ("v4", 2, 128), ("v5p", 8, 128), ("v5p", 2, 62), ("v5p", 2, 264)]
 )
 def test_a_kernel_that_cannot_run_is_refused(device, itemsize, head_dim):
     got = f"got {device}, {itemsize} bytes an element and model.head_dim={head_dim}; use model.kernel=blockwise"
-    with pytest.raises(ValueError, match=f"model.kernel=pallas must have .* of 128 or 256, {got}"):
+    with pytest.raises(ValueError, match=f"model.kernel=pallas must have .* of 64 to 256, {got}"):
         choose_kernel(model("pallas", head_dim), DEVICES[device], itemsize)
+
+
+@pytest.mark.parametrize(
+    "sections,message",
+    [
+        (
+            {"optimizer": {"place": "host"}},
+            "optimizer.place=host must have GPUs .*, got v5p:2x2x1, .*; use optimizer.pla",
+        ),
+        ({"sequence": {"length": 131000}}, r"mesh.seq \* 128 \(the tile of a device\) must divide .*; use .*=130944"),
+    ],
+)
+def test_what_no_program_for_tpus_does_is_refused(sections, message):
+    config = {"model": {"preset": "qwen3-0.6b"}, "sequence": {"length": 2**17}, "train": {"steps": 1}, **sections}
+    with pytest.raises(ValueError, match=message):
+        make_plan(config_from_dict(config), parse_cluster("v5p:2x2x1"))

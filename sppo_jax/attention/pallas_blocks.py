@@ -5,11 +5,10 @@ Letters: T queries, S keys, G query heads of a key-value head.
 
 from dataclasses import dataclass
 
-from sppo_jax.hardware.tpu_chips import TpuChip, block_keys, block_queries, chip_of
-from sppo_jax.rules import KERNEL_TILE
+from sppo_jax.hardware.tpu_chips import TpuChip, block_keys, block_queries, chip_of, product_rows
+from sppo_jax.rules import KERNEL_TILE, nearest_multiples
 
 LANES = KERNEL_TILE
-_MOST_OF_PRODUCT = 1024
 
 
 @dataclass(frozen=True)
@@ -72,13 +71,14 @@ def choose_blocks(target: Target, num_queries: int, num_keys: int) -> Blocks:
     Raises:
         ValueError: T or S is not a multiple of 128.
     """
-    if num_queries % LANES or num_keys % LANES:
-        raise ValueError(
-            f"model.kernel=pallas must get multiples of {LANES} queries and keys on a ring member, got {num_queries} "
-            f"queries and {num_keys} keys; change the chunks, or use model.kernel=blockwise"
-        )
+    for what, count in (("queries", num_queries), ("keys", num_keys)):
+        if count % LANES:
+            raise ValueError(
+                f"model.kernel=pallas must get a multiple of {LANES} {what} on a ring member, got {count}; change the "
+                f"chunks to {nearest_multiples(count, LANES)}, or use model.kernel=blockwise"
+            )
     chip, size = target.chip, target.itemsize
     queries = block_queries(num_queries, target.num_groups, size)
-    rows = min(queries, _MOST_OF_PRODUCT // max(1, size // 2))
+    rows = min(queries, product_rows(size))
     keys = block_keys(num_keys, size)
     return Blocks(queries, keys, rows, chip.cores, chip.vmem_bytes, chip.is_interpreter)

@@ -62,7 +62,7 @@ class ModelConfig(Section):
         compute_dtype: dtype of activations and matrix products; "auto": bfloat16 on accelerators, float32 on a CPU.
         kernel: attention kernel; "blockwise" runs on every device; "cudnn" needs a GPU, bfloat16, and a
             `model.head_dim` that is a multiple of 8 and at most 128; "pallas" needs a TPU (v5e or later), bfloat16 or
-            float32, and a `model.head_dim` of 128 or 256, and a CPU interprets it, slowly;
+            float32, and a `model.head_dim` of 64 to 256, and a CPU interprets it, slowly;
             "auto": "cudnn" or "pallas" on GPUs and TPUs where these needs are met, else "blockwise".
         check_kernels: whether a run on GPUs or TPUs begins with a check of kernel "cudnn" or "pallas" against plain
             attention; what passed is stored for device, driver and cuDNN, or libtpu; true or false.

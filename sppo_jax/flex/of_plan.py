@@ -132,7 +132,7 @@ def _times(plan: Plan, costs: CostModel, kind: AttentionOfKind) -> tuple[float, 
 def _sent_s(plan: Plan, costs: CostModel, kind: str) -> list[float]:
     """Returns the seconds of what a slot of a team cell receives, over the layers of a unit, by level."""
     # A head sends nothing along `seq`.
-    elements = float(costs.layer.kv_elements * costs.layers) * (kind != "H")
+    elements = float(costs.layer.kv_elements * costs.layers) * costs.cache_share * (kind != "H")
     # Backward passes keys and values again, once more where it computes attention again, and float32 gradients back.
     passes, sums = (1, 0) if kind == "F" else (1 + costs.recompute.attention, _FLOAT32)
     size = elements * (passes * costs.compute_bytes + sums)

@@ -52,6 +52,7 @@ from typing import Any
 
 from sppo_jax.hardware.measured_figures import Profile, read_profile
 from sppo_jax.hardware.tpu_chips import BLOCK_ROWS, REACHED, SCORES, TPU_CHIPS
+from sppo_jax.plan.parts import cache_head_dim
 
 _GiB = 2**30
 # Above any machine; a planner that tries every divisor of more would not come back.
@@ -173,7 +174,7 @@ class Device:
         the peak does.
         """
         chip, peak = TPU_CHIPS[self.name], self.peak_flops_s(compute_bytes)
-        bundles = chip.bundles[head_dim]
+        bundles, head_dim = chip.bundles_of(head_dim, compute_bytes), cache_head_dim("pallas", head_dim)
         forward, backward = (
             count / SCORES / (chip.cores * chip.clock_hz) for count in (bundles.forward, bundles.backward)
         )

@@ -26,7 +26,7 @@ def cudnn_takes(itemsize: int, head_dim: int, most: int = 256) -> bool:
 def pallas_takes(itemsize: int, head_dim: int) -> bool:
     """Returns whether the kernel for TPUs takes elements of so many bytes and heads of so many.
 
-    Fewer elements than 64 would leave most of a matrix unit idle; for more than 256 blocks take too much memory.
+    Fewer elements than 64 leave most of a matrix unit idle, and with more than 256 the kernel was not compiled.
     """
     return itemsize in (2, 4) and 64 <= head_dim <= 256
 

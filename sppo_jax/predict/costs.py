@@ -43,7 +43,7 @@ from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
 from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, head_flops, layer_costs, num_tables
 from sppo_jax.models.state_counts import state_counts
-from sppo_jax.plan.parts import MeshShape
+from sppo_jax.plan.parts import MeshShape, cache_head_dim
 from sppo_jax.predict.attention import AttentionOfKind, attention_seconds
 from sppo_jax.predict.experts import ExpertWork, expert_work
 from sppo_jax.predict.stage_params import stage_params, table_params
@@ -216,6 +216,13 @@ class CostModel:
     def kv_width(self) -> float:
         """Elements of a token's keys over all devices, in the mean of all layers."""
         return sum(kind.share * kind.kv_width for kind in self.attention)
+
+    @property
+    def cache_share(self) -> float:
+        """Elements that keys take in caches and on the way, by those that they have."""
+        times = [cache_head_dim(self.ring.kernel, kind.head_dim) / kind.head_dim for kind in self.attention]
+        taken = sum(kind.share * kind.kv_width * more for kind, more in zip(self.attention, times, strict=True))
+        return taken / self.kv_width if self.attention else 1.0
 
     def wave_tokens(self, kind: AttentionOfKind) -> float:
         """Returns the tokens of a chunk whose queries occupy all units of the fused kernel once; 0: not counted."""

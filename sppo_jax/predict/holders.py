@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sppo_jax.models.counts import layer_costs, num_tables
 from sppo_jax.models.state_counts import device_bytes, state_counts
-from sppo_jax.plan.parts import StashPlan
+from sppo_jax.plan.parts import StashPlan, cache_head_dim
 from sppo_jax.predict.experts import expert_work
 from sppo_jax.predict.fitted import NUMBERS, Numbers
 from sppo_jax.predict.group_layers import are_unlike, group_caches, group_costs, group_experts, group_stacks
@@ -247,7 +247,7 @@ def _tables(shape: MemoryShape, held: Held) -> list[Holder]:
 
 def _prefixes(shape: MemoryShape, stash: StashPlan, held: Held) -> list[Holder]:
     """Returns keys and values, and states, with their gradients, of all layers of the groups that have some."""
-    lanes = _TPU_LANES if shape.platform == "tpu" else 1
+    lanes = _TPU_LANES if shape.platform == "tpu" or shape.kernel == "pallas" else 1
 
     def padded(head_dim: int) -> int:
         return -(-head_dim // lanes) * lanes
@@ -441,7 +441,7 @@ def ring_work(shape: MemoryShape, tokens: int, prefix_tokens: int) -> int:
     rows = tokens * shape.ulysses * (model.num_heads // shape.ulysses)
     queries = rows * (model.head_dim * (3 * size + shape.sum_bytes) + shape.sum_bytes)
     heads = kv_heads_per_device(model, shape.ulysses)
-    elements = 2 * prefix_tokens * heads * model.head_dim
+    elements = 2 * prefix_tokens * heads * cache_head_dim(shape.kernel, model.head_dim)
     late_queries, late_keys = (rows * model.head_dim, elements) if shape.kernel == "pallas" else (0, 0)
     sizes = (
         2 * queries + late_queries * shape.sum_bytes,
@@ -458,7 +458,7 @@ def group_work(shape: MemoryShape, tokens: int) -> int:
     if not shape.groups:
         return 0
     members, model = shape.seq // 2, shape.model
-    elements = 2 * members * tokens * model.num_kv_heads * model.head_dim
+    elements = 2 * members * tokens * model.num_kv_heads * cache_head_dim(shape.kernel, model.head_dim)
     return elements * (shape.compute_bytes + 2 * shape.sum_bytes)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from sppo_jax.hardware import Device
-from sppo_jax.hardware.tpu_chips import BLOCK_KEYS, STEP_S, TPU_CHIPS, block_queries
+from sppo_jax.hardware.tpu_chips import BLOCK_KEYS, STEP_S, TPU_CHIPS, block_keys, block_queries
 from sppo_jax.models.counts import chunk_pairs
 
 
@@ -42,9 +42,10 @@ def tpu_pairs(device: Device, call: TpuCall) -> Callable[[int, int], tuple[float
         call: attention of the device.
     """
     chip, edges = TPU_CHIPS[device.name], 2 if call.window else 1
-    bundles, scores_s = chip.bundles[call.head_dim], device.score_s(call.compute_bytes, call.head_dim)
+    scores_s = device.score_s(call.compute_bytes, call.head_dim)
     if not device.attention_rows:
         return lambda start, tokens: (chunk_pairs(start, tokens, call.window),) * 2
+    bundles = chip.bundles_of(call.head_dim, call.compute_bytes)
     dearer = (
         max(1.0, bundles.forward_edge / bundles.forward) - 0.5,
         max(1.0, bundles.backward_edge / bundles.backward) - 0.5,
@@ -56,9 +57,10 @@ def tpu_pairs(device: Device, call: TpuCall) -> Callable[[int, int], tuple[float
     def pairs(start: int, tokens: int) -> tuple[float, float]:
         counted, local = chunk_pairs(start, tokens, call.window), math.ceil(tokens / call.members)
         queries = block_queries(local, call.num_groups, call.compute_bytes)
+        keys = block_keys(BLOCK_KEYS, call.compute_bytes)
         # Half of the pairs of blocks on a diagonal are visible.
-        at_edges = edges * tokens * call.members * max(queries, BLOCK_KEYS)
-        num_steps = (counted + at_edges / 2) / (queries * BLOCK_KEYS)
+        at_edges = edges * tokens * call.members * max(queries, keys)
+        num_steps = (counted + at_edges / 2) / (queries * keys)
         forward, backward = (
             counted + at_edges * more + num_steps * step for more, step in zip(dearer, steps, strict=True)
         )

@@ -17,7 +17,7 @@ from sppo_jax.hardware import (
     make_cluster,
     parse_cluster,
 )
-from sppo_jax.hardware.tpu_chips import TPU_CHIPS
+from sppo_jax.hardware.tpu_chips import SPILLED, TPU_CHIPS, block_bytes
 from sppo_jax.paths import local_path
 from sppo_jax.plan.parts import cudnn_takes, pallas_takes
 from sppo_jax.rules import BREADTH_FIRST, KERNEL_TILE, Facts, broken
@@ -216,7 +216,7 @@ def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int, facts:
     possible = {"blockwise": True, "cudnn": is_taken, "pallas": all(pallas_takes(compute_bytes, x) for x in sizes)}
     if model.kernel == "pallas" and not (possible["pallas"] and device.name in TPU_CHIPS):
         raise ValueError(
-            "model.kernel=pallas must have a TPU (v5e or later), bfloat16 or float32, and a model.head_dim of 128 or "
+            "model.kernel=pallas must have a TPU (v5e or later), bfloat16 or float32, and a model.head_dim of 64 to "
             f"256, got {device.name}, {compute_bytes} bytes an element and model.head_dim="
             f"{', '.join(map(str, dict.fromkeys(sizes)))}; use model.kernel=blockwise"
         )
@@ -226,10 +226,23 @@ def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int, facts:
             f"a multiple of 8, got {device.name}, {compute_bytes} bytes an element and model.head_dim={head_dim}; use "
             "model.kernel=blockwise"
         )
+    blocks = _blocks_of_kernel(model, device, compute_bytes, facts.ulysses or 1)
     if model.kernel != "auto":
+        check_rules(Facts(kernel=model.kernel, blocks=blocks))
         return model.kernel
-    is_suited = possible[device.kernel] and not any(broken(replace(facts, kernel=device.kernel)))
+    is_suited = possible[device.kernel] and not any(broken(replace(facts, kernel=device.kernel, blocks=blocks)))
     return device.kernel if is_suited else "blockwise"
+
+
+def _blocks_of_kernel(model: ModelConfig, device: Device, compute_bytes: int, ulysses: int) -> tuple[int, int] | None:
+    """Returns the bytes of a step of the kernel for TPUs, and those that a core has for it; None for other devices."""
+    if device.name not in TPU_CHIPS:
+        return None
+    needed = (
+        block_bytes(kind.num_heads // math.lcm(kind.num_kv_heads, ulysses), kind.head_dim, compute_bytes)
+        for kind in model.attention_kinds or [model]
+    )
+    return int(SPILLED * max(needed)), TPU_CHIPS[device.name].vmem_bytes
 
 
 def _check_enough(config: Config, cluster: Cluster) -> None:

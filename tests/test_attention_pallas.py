@@ -156,9 +156,7 @@ def test_blocks_divide_the_chunk_and_hold_so_many_rows(num_groups, itemsize, tok
 def test_queries_that_blocks_do_not_divide_are_refused():
     with pytest.raises(ValueError, match="128 queries on a ring member, got 200; change the chunks to 128 or 256"):
         choose_blocks(Target(TPU_CHIPS["v5p"], 1, 2), 200, 1024)
-    with pytest.raises(
-        ValueError, match="128 keys on a ring member, got 1000; change the chunks to 896 or 1024, or us"
-    ):
+    with pytest.raises(ValueError, match="128 keys on a ring member, got 1000; change the chunks to 896 or 1024, "):
         choose_blocks(Target(TPU_CHIPS["v5p"], 1, 2), 256, 1000)
 
 

@@ -60,7 +60,7 @@ def test_padding_within_a_document_is_refused():
         pytest.warns(UserWarning),
         pytest.raises(
             ValueError,
-            match="a document must be contiguous for the fused .* within .*; .* or use model.kernel=blockwise",
+            match="a document must be contiguous .* within .*; .* or use model.kernel=blockwise",
         ),
     ):
         value_and_grad(plan, model)(nnx.state(model, nnx.Param), batch)

@@ -20,23 +20,31 @@ CALL = TpuCall(head_dim=128, num_kv_heads=2, num_groups=4, window=0, members=1, 
 
 
 def test_bundles_are_those_that_were_compiled():
-    compiled = {
-        (row["chip"], row["heads"][2], row["kernel"]): (row["bundles"], row["edge_bundles"])
-        for row in json.loads(RESULTS.read_text())
-        if row["heads"][:2] == [1, 4] and row["dtype"] == "bfloat16"
-    }
+    compiled = {}
+    for row in json.loads(RESULTS.read_text()):
+        if row["heads"][:2] == [1, 4] and row["tokens"] == [8192, 65536]:
+            wide, times = {"bfloat16": (2, 1), "float32": (4, 4)}[row["dtype"]]
+            key = row["chip"], row["heads"][2], wide, row["kernel"]
+            compiled[key] = times * row["bundles"], times * row["edge_bundles"]
     for name, chip in TPU_CHIPS.items():
         if name != "cpu":
-            assert set(chip.bundles) == {128, 256} and chip.clock_hz
-        for head_dim, bundles in chip.bundles.items():
-            both = compiled[name, head_dim, "forward"], compiled[name, head_dim, "backward"]
+            assert set(chip.bundles) == {(128, 2), (256, 2), (128, 4), (256, 4)} and chip.clock_hz
+        for key, bundles in chip.bundles.items():
+            both = compiled[name, *key, "forward"], compiled[name, *key, "backward"]
             assert bundles == Bundles(*both[0], *both[1])
+        if name != "cpu":  # heads of 64 take what those of 128 take
+            one = chip.bundles_of(64, 2)
+            for kernel, planned in (("forward", one.forward), ("backward", one.backward)):
+                assert compiled[name, 64, 2, kernel][0] == pytest.approx(planned, rel=0.08)
 
 
 def test_a_score_takes_its_bundles_or_the_peak():
     # v6e: the compiled kernel is slower than the peak. v5p: its backward would be faster.
     v6e = DEVICES["v6e"].score_s(2, 128)
     assert v6e == pytest.approx([x / SCORES / 1.75e9 / REACHED for x in (2741, 5249)])
+    float32 = DEVICES["v6e"].score_s(4, 128)
+    assert float32 == pytest.approx([4 * x / SCORES / 1.75e9 / REACHED for x in (1074, 2155)])
+    assert DEVICES["v6e"].score_s(2, 64) == v6e and DEVICES["v6e"].score_s(2, 96) == v6e
     forward, backward = V5P.score_s(2, 128)
     assert forward == pytest.approx(4364 / SCORES / 3.5e9 / REACHED)
     assert backward == pytest.approx(10 * 128 / 459e12 / REACHED)
@@ -69,7 +77,7 @@ def visited(start: int, tokens: int, call: TpuCall) -> tuple[float, float]:
 def test_pairs_are_those_of_the_blocks_that_a_kernel_visits(start, tokens, groups, window, most):
     call = CALL._replace(num_groups=groups, window=window)
     at_edge, whole = visited(start, tokens, call)
-    bundles = TPU_CHIPS["v5p"].bundles[128]
+    bundles = TPU_CHIPS["v5p"].bundles_of(128, 2)
     queries = block_queries(tokens, groups, 2)
     got = tpu_pairs(V5P, call)(start, tokens)
     dearer = bundles.forward_edge / bundles.forward, bundles.backward_edge / bundles.backward
@@ -82,7 +90,7 @@ def test_each_pair_of_ring_members_has_a_diagonal_and_a_bound_has_none():
     chunk = 8192, 8192
     alone, ring = (tpu_pairs(V5P, CALL._replace(members=members))(*chunk)[0] for members in (1, 4))
     # Blocks of 1024 queries; four diagonals of a quarter of the chunk, on each of four members.
-    bundles = TPU_CHIPS["v5p"].bundles[128]
+    bundles = TPU_CHIPS["v5p"].bundles_of(128, 2)
     step = STEP_S / (4 * 2 * V5P.score_s(2, 128)[0]) / (1024 * BLOCK_KEYS)
     more = 3 * 8192 * 1024
     assert ring - alone == pytest.approx(more * (bundles.forward_edge / bundles.forward - 0.5 + step / 2))

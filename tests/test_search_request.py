@@ -75,7 +75,7 @@ def test_a_kernel_that_cannot_run_is_refused(device, itemsize, head_dim):
     [
         (
             {"optimizer": {"place": "host"}},
-            "optimizer.place=host must have GPUs .*, got v5p:2x2x1, .*; use optimizer.pla",
+            "place=host must have GPUs .*, got v5p:2x2x1, .*; use optimizer.place=device",
         ),
         ({"sequence": {"length": 131000}}, r"mesh.seq \* 128 \(the tile of a device\) must divide .*; use .*=130944"),
     ],

@@ -27,8 +27,8 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
@@ -40,7 +40,7 @@ from bench.gpu_parts.case import FAILED, NOT_RUN, Case, Outcome
 from bench.gpu_parts.child import PARTS
 from bench.gpu_parts.machine import Machine, absent_machine, cpu_machine, gpu_machine
 from bench.gpu_parts.order import ordered
-from bench.gpu_parts.report import failed_comparisons, write_reports
+from bench.gpu_parts.report import SECTIONS, Sections, failed_comparisons, write_reports
 from bench.gpu_parts.results import Results
 from bench.gpu_parts.runner import not_run, run_case, skipped, why_not
 
@@ -49,14 +49,50 @@ _REPORT_S = 5.0
 OUT = Path(__file__).resolve().parent / "results"
 
 
-def parse(words: list[str] | None = None) -> argparse.Namespace:
+@dataclass(frozen=True, kw_only=True)
+class Stopwatch:
+    """What is measured of one kind of accelerator.
+
+    Args:
+        name: with which the names of files of results begin.
+        help: of the command.
+        parts: the folder of `bench` that has each part.
+        here: finds the machine, given the bytes of its host or None.
+        absent: returns what a name of --compile says.
+        order: in which cases run.
+        sections: of the tables.
+    """
+
+    name: str
+    help: str
+    parts: Mapping[str, str]
+    here: Callable[[int | None], Machine]
+    absent: Callable[[str], Machine]
+    order: Callable[[Sequence[Case]], list[Case]]
+    sections: Sections
+
+
+GPUS = Stopwatch(
+    name="gpu",
+    help=__doc__,
+    parts=dict.fromkeys(PARTS, "gpu_parts"),
+    here=lambda given_bytes: gpu_machine(os.environ.get("CUDA_VISIBLE_DEVICES"), given_bytes),
+    absent=absent_machine,
+    order=ordered,
+    sections=SECTIONS,
+)
+
+
+def parse(words: list[str] | None = None, watch: Stopwatch = GPUS) -> argparse.Namespace:
     """Read the command line.
 
     Raises:
         ValueError: a word is wrong.
     """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default=",".join(PARTS), help="parts to run, separated by commas; all by default")
+    parser = argparse.ArgumentParser(description=watch.help, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--parts", default=",".join(watch.parts), help="parts to run, separated by commas; all by default"
+    )
     parser.add_argument("--case", action="append", default=[], metavar="PART/NAME", help="run this case alone")
     parser.add_argument(
         "--within",
@@ -67,7 +103,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--resume", action="store_true", help="keep earlier results, and run what was not run")
     parser.add_argument("--tiny", action="store_true", help="tiny cases on the CPU")
-    parser.add_argument("--compile", metavar="DEVICE", help="compile for a device (h200, h100), do not run")
+    parser.add_argument("--compile", metavar="DEVICE", help="compile for a device that need not be here, do not run")
     parser.add_argument("--list", action="store_true", help="print the cases, run nothing")
     parser.add_argument(
         "--host-gib",
@@ -79,42 +115,42 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(words)
     args.parts = args.parts.split(",")
     for part in args.parts:
-        if part not in PARTS:
-            raise ValueError(f"--parts takes {', '.join(PARTS)}, got {part!r}; correct the name")
+        if part not in watch.parts:
+            raise ValueError(f"--parts takes {', '.join(watch.parts)}, got {part!r}; correct the name")
     if not args.within > 0:
         raise ValueError(f"--within must be more than 0, got {args.within:g}; give the seconds that are left")
     if args.tiny and args.compile:
-        raise ValueError("--tiny runs on the CPU and --compile compiles for a GPU, got both; leave one out")
+        raise ValueError("--tiny runs on the CPU and --compile compiles for another device, got both; leave one out")
     return args
 
 
-def main(words: list[str] | None = None) -> int:
+def main(words: list[str] | None = None, watch: Stopwatch = GPUS) -> int:
     """Run the cases that were asked for; return the exit code."""
     try:
-        return _run(parse(words))
+        return _run(parse(words, watch), watch)
     except ValueError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return 2
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace, watch: Stopwatch) -> int:
     end_s = time.monotonic() + args.within - _REPORT_S
-    cases = select(args)
+    cases = select(args, watch)
     if args.list:
         print("\n".join(f"{case.key:58} about {case.expected_s:.0f} s" for case in cases))
         return 0
-    machine, mode = _machine(args), "compile" if args.compile else "run"
+    machine, mode = _machine(args, watch), "compile" if args.compile else "run"
     refusals = {case.key: _why_not(case, machine, mode) for case in cases}
     if all(refusals.values()):
         raise ValueError(f"at least one case must be able to run, got {cases[0].key}, which {refusals[cases[0].key]}")
-    path = args.out / f"{_name(args, machine)}.json"
+    path = args.out / f"{_name(args, machine, watch)}.json"
     resume = functools.partial(Results.resume, compiled_only=mode == "compile")
     results = (resume if args.resume else Results.begin)(path, machine)
     if mode == "run":  # parts step and overlap share programs, and so do later calls
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str((args.out / "cache").resolve()))
     again = [case for case in cases if _is_left(case, results, named=bool(args.case))]
     left = run_cases(again, machine, mode, results, refusals, end_s=end_s)
-    print(write_reports(results))
+    print(write_reports(results, watch.sections))
     if left:
         print(f"not run for lack of time: {', '.join(left)}; run the same command with --resume")
     return 1 if failed_comparisons(results) else 0
@@ -126,34 +162,34 @@ def _is_left(case: Case, results: Results, *, named: bool) -> bool:
     return outcome is None or outcome.status == NOT_RUN or (named and outcome.status == FAILED)
 
 
-def _machine(args: argparse.Namespace) -> Machine:
+def _machine(args: argparse.Namespace, watch: Stopwatch) -> Machine:
     if args.compile:
-        return absent_machine(args.compile)
+        return watch.absent(args.compile)
     if args.tiny:
         return cpu_machine()
-    given_bytes = int(args.host_gib * 2**30) if args.host_gib else None
-    return gpu_machine(os.environ.get("CUDA_VISIBLE_DEVICES"), given_bytes)
+    return watch.here(int(args.host_gib * 2**30) if args.host_gib else None)
 
 
-def _name(args: argparse.Namespace, machine: Machine) -> str:
+def _name(args: argparse.Namespace, machine: Machine, watch: Stopwatch) -> str:
     if args.compile:
-        return f"gpu_{machine.device}_compiled_jax-{version('jax')}"
-    return "gpu_tiny" if args.tiny else f"gpu_{machine.device}"
+        return f"{watch.name}_{machine.device}_compiled_jax-{version('jax')}"
+    return f"{watch.name}_{'tiny' if args.tiny else machine.device}"
 
 
-def select(args: argparse.Namespace) -> list[Case]:
+def select(args: argparse.Namespace, watch: Stopwatch = GPUS) -> list[Case]:
     """List the cases of the parts that were asked for, most telling first, or those that were named, as they were.
 
     Raises:
         ValueError: no case has a name that was given.
     """
-    cases = [case for part in args.parts for case in import_module(f"bench.gpu_parts.{part}").cases(tiny=args.tiny)]
+    modules = [import_module(f"bench.{watch.parts[part]}.{part}") for part in args.parts]
+    cases = [case for module in modules for case in module.cases(tiny=args.tiny)]
     known = {case.key: case for case in cases}
     for key in args.case:
         if key not in known:
             near = get_close_matches(key, known, n=1, cutoff=0)[0]
             raise ValueError(f"--case takes a name that --list prints, got {key!r}; the nearest is {near!r}")
-    return [known[key] for key in args.case] or ordered(cases)
+    return [known[key] for key in args.case] or watch.order(cases)
 
 
 def _why_not(case: Case, machine: Machine, mode: str) -> str:

@@ -1,4 +1,4 @@
-"""One case of the GPU benchmark: what runs, what it needs, and what came of it. No jax."""
+"""One case of the benchmark of GPUs or of TPUs: what runs, what it needs, and what came of it. No jax."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Case:
     """One process of the benchmark.
 
     Args:
-        part: the module of `gpu_parts` that runs the case.
+        part: the module that runs the case.
         name: unique within the part.
         settings: what the module's `run` and `programs` take; JSON values only.
         expected_s: seconds the case takes on an H100, compiling included; it is not begun with less time left.
@@ -27,6 +27,7 @@ class Case:
         host_gib: host memory that the case needs at least.
         flags: what the process adds to XLA_FLAGS.
         devices: devices that the case needs; a CPU simulates them.
+        folder: of `bench`, which has the module.
     """
 
     part: str
@@ -39,6 +40,7 @@ class Case:
     host_gib: float = 0.0
     flags: str = ""
     devices: int = 1
+    folder: str = "gpu_parts"
 
     @property
     def key(self) -> str:

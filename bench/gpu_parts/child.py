@@ -15,6 +15,7 @@ PARTS = ("system", "exact", "train", "probe", "attention", "delta", "pool", "hea
 def main(spec: Path) -> int:
     """Run or compile a case; each row goes to the file that the runner reads."""
     told = json.loads(spec.read_text(encoding="utf-8"))
+    module = f"bench.{told['folder']}.{told['part']}"
     with Path(told["rows"]).open("a", encoding="utf-8") as file:
 
         def emit(row: dict[str, Any]) -> None:
@@ -25,9 +26,9 @@ def main(spec: Path) -> int:
         if told["mode"] == "compile":
             from bench.gpu_parts.compiling import compile_case
 
-            compile_case(told["part"], told["settings"], told["device"], emit)
+            compile_case(module, told["settings"], told["device"], emit)
         else:
-            importlib.import_module(f"bench.gpu_parts.{told['part']}").run(told["settings"], told["device"], emit)
+            importlib.import_module(module).run(told["settings"], told["device"], emit)
     return 0
 
 

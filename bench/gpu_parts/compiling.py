@@ -11,27 +11,27 @@ from bench.gpu_parts.case import Emit
 from sppo_jax.fit.compiled import compile_lowered, prepare_environment
 from sppo_jax.fit.figures import Figures
 from sppo_jax.fit.workspace import reserve_workspace
-from sppo_jax.hardware import DEVICES, make_cluster
+from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster
 
 
-def compile_case(part: str, settings: dict, device: str, emit: Emit) -> None:
+def compile_case(module: str, settings: dict, device: str, emit: Emit) -> None:
     """Compile every program of a case; each makes a row.
 
     Args:
-        part: the module that has the programs.
+        module: that has the programs.
         settings: of the case.
-        device: a GPU's name in `sppo_jax.hardware.DEVICES`.
+        device: a GPU's name in `sppo_jax.hardware.DEVICES`, or a topology of TPUs.
         emit: takes a row with bytes, calls of fused kernels, and host copies with no compute beside them.
     """
     prepare_environment()
     from bench.gpu_parts.program import Target
     from sppo_jax.fit.targets import compile_only_devices
 
-    target = Target(
-        DEVICES[device], tuple(compile_only_devices(make_cluster(DEVICES[device], settings.get("devices", 1))))
-    )
+    count = settings.get("devices", 1)
+    cluster = parse_cluster(device) if ":" in device else make_cluster(DEVICES[device], count)
+    target = Target(cluster.device, tuple(compile_only_devices(cluster)[:count]))
     with _gpu_pretended():
-        for program in importlib.import_module(f"bench.gpu_parts.{part}").programs(settings, target):
+        for program in importlib.import_module(module).programs(settings, target):
             start_s = time.perf_counter()
             lowered = program.lower()
             reserve_workspace(lowered)

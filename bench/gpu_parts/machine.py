@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import platform
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from sppo_jax.hardware import DEVICES, find_device
+from sppo_jax.hardware import DEVICES, find_device, parse_cluster
 from sppo_jax.hardware.machine import host_bytes
 
 _GIB = 2**30
@@ -29,7 +30,8 @@ class Machine:
         hbm_bytes: memory of the device.
         host_bytes: memory of the host that this process may take.
         index: which GPU of the machine it is; empty on a CPU.
-        others: which other GPUs of the machine are idle and of the same kind.
+        others: which other GPUs of the machine are idle and of the same kind; the other TPUs.
+        topology: of TPUs that programs are compiled for without being run.
     """
 
     device: str
@@ -39,6 +41,7 @@ class Machine:
     host_bytes: int
     index: str = ""
     others: tuple[str, ...] = ()
+    topology: str = ""
 
     def indices(self, count: int) -> str:
         """Return the first GPUs of the machine, separated by commas."""
@@ -46,7 +49,7 @@ class Machine:
 
     @property
     def platform(self) -> str:
-        """The compiler's name of the device: "cpu" or "gpu"."""
+        """The compiler's name of the device: "cpu", "gpu" or "tpu"."""
         return DEVICES[self.device].platform
 
 
@@ -74,6 +77,79 @@ def absent_machine(device: str) -> Machine:
         driver="",
         hbm_bytes=known.hbm_bytes,
         host_bytes=known.host_bytes,
+    )
+
+
+def absent_tpus(topology: str) -> Machine:
+    """Return TPUs that programs are compiled for without being run.
+
+    Args:
+        topology: a slice by its chips, e.g. "v5p:2x2x1".
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        cluster = parse_cluster(topology)
+    except ValueError:
+        cluster = None
+    if cluster is None or cluster.device.platform != "tpu":
+        raise ValueError(f"--compile takes a slice of TPUs such as v5p:2x2x1, got {topology!r}; correct the name")
+    return Machine(
+        device=cluster.device.name,
+        description=f"{topology}, compiled for and not run",
+        driver="",
+        hbm_bytes=cluster.device.hbm_bytes,
+        host_bytes=cluster.device.host_bytes,
+        others=tuple(map(str, range(1, cluster.num_devices))),
+        topology=topology,
+    )
+
+
+def tpu_machine(given_host_bytes: int | None = None) -> Machine:
+    """Look for TPUs that the planner knows, in a process that gives them back.
+
+    Args:
+        given_host_bytes: memory of the host; None: what its system shows.
+
+    Raises:
+        ValueError: there are none; one line that says what to do.
+    """
+    code = (
+        "import jax; found = jax.local_devices(); print(found[0].platform, found[0].device_kind, len(found), sep=',')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+    return choose_tpus(done.stdout.strip().rpartition("\n")[2], given_host_bytes or host_bytes())
+
+
+def choose_tpus(listed: str, host_bytes: int) -> Machine:
+    """Return the TPUs of what jax lists.
+
+    Args:
+        listed: platform, kind and count of its devices, separated by commas.
+        host_bytes: memory of the host.
+
+    Raises:
+        ValueError: they are no TPUs, or the planner does not know them.
+    """
+    platform, _, rest = listed.partition(",")
+    kind, _, count = rest.rpartition(",")
+    if platform != "tpu":
+        got = f"{count} {platform} devices" if platform else "none"
+        raise ValueError(
+            f"the benchmark needs TPUs that no process uses, got {got}; end other processes, install jax[tpu], or "
+            "give --tiny"
+        )
+    device = find_device(kind)
+    others = tuple(map(str, range(1, int(count))))
+    return Machine(
+        device=device.name,
+        description=kind,
+        driver="",
+        hbm_bytes=device.hbm_bytes,
+        host_bytes=host_bytes,
+        index="0",
+        others=others,
     )
 
 

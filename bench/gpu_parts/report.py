@@ -1,4 +1,4 @@
-"""The results of the GPU benchmark as text: a table for each part, and what was not measured, and why. No jax."""
+"""The results of a benchmark as text: a table for each part, and what was not measured, and why. No jax."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from sppo_jax.files import write_whole
 from sppo_jax.units import format_bytes
 
 Row = dict[str, Any]
+Sections = Sequence[tuple[str, Callable[[Results], list[Row]]]]
 # The parts that compare results with right ones.
 COMPARING = ("exact", "train", "flex")
 
 
-def write_reports(results: Results) -> str:
+def write_reports(results: Results, sections: Sections | None = None) -> str:
     """Write the tables and, where there is something to draw, the picture beside the JSON; return the tables."""
-    text = tables(results)
+    text = tables(results, sections)
     write_whole(results.path.with_suffix(".md"), text)
     picture = draw(results)
     if picture:
@@ -42,29 +43,13 @@ def failed_comparisons(results: Results) -> list[str]:
     return wrong + broken
 
 
-def tables(results: Results) -> str:
-    """Return everything as Markdown."""
+def tables(results: Results, sections: Sections | None = None) -> str:
+    """Return everything as Markdown; `sections` are a title and its rows each, those of GPUs if None."""
     machine, versions = results.machine, results.versions
     driver = f", driver {machine['driver']}" if machine["driver"] else ""
     head = f"{_days(results)}, {machine['description']}{driver}; " + ", ".join(f"{k} {v}" for k, v in versions.items())
     parts = [f"{head}.\n", *_largest(results)]
-    for title, make in (
-        ("Aims", aim_rows),
-        ("What is here", _system),
-        ("Loops that wait for host copies", _probe),
-        ("Pinned host memory", _pool),
-        ("Compiled, not run", _compiled),
-        ("Ceilings", _health),
-        ("Comparisons", _exact),
-        ("Attention", _attention),
-        ("The gated delta rule", _delta),
-        ("Train steps", _steps),
-        ("Longest sequence by the compiler", _longest),
-        ("Peers", _peers),
-        ("Overlap of host copies with kernels", _overlap),
-        ("Flexible teams", _flex),
-        ("Not measured", _missing),
-    ):
+    for title, make in sections or SECTIONS:
         rows = make(results)
         if rows:
             parts.append(f"## {title}\n\n{_markdown(rows)}\n")
@@ -108,9 +93,10 @@ def _largest(results: Results) -> list[str]:
         return []
     hbm, host = (max(row[name] for row in compiled) for name in ("hbm_bytes", "host_bytes"))
     fused = sum(row["flash_calls"] > 0 for row in compiled)
+    kernels = f"; {fused} call fused attention kernels" if fused else ""
     return [
-        f"{len(compiled)} programs compiled for {results.machine['device']}, none run; {fused} call fused attention "
-        f"kernels. The largest take {_size(hbm)} of {_size(results.machine['hbm_bytes'])} HBM and {_size(host)} of "
+        f"{len(compiled)} programs compiled for {results.machine['device']}, none run{kernels}. The "
+        f"largest take {_size(hbm)} of {_size(results.machine['hbm_bytes'])} HBM and {_size(host)} of "
         f"host memory. Exposed are bytes of host copies with no matrix product beside them.\n"
     ]
 
@@ -344,3 +330,22 @@ def _flex(results: Results) -> list[Row]:
 def _missing(results: Results) -> list[Row]:
     found = [outcome for outcome in results.outcomes.values() if outcome.status != DONE]
     return [{"case": o.key, "status": o.status, "reason": o.reason.replace("|", "/")} for o in found]
+
+
+SECTIONS: Sections = (
+    ("Aims", aim_rows),
+    ("What is here", _system),
+    ("Loops that wait for host copies", _probe),
+    ("Pinned host memory", _pool),
+    ("Compiled, not run", _compiled),
+    ("Ceilings", _health),
+    ("Comparisons", _exact),
+    ("Attention", _attention),
+    ("The gated delta rule", _delta),
+    ("Train steps", _steps),
+    ("Longest sequence by the compiler", _longest),
+    ("Peers", _peers),
+    ("Overlap of host copies with kernels", _overlap),
+    ("Flexible teams", _flex),
+    ("Not measured", _missing),
+)

@@ -15,7 +15,7 @@ from bench.gpu_parts.case import Outcome
 from bench.gpu_parts.machine import Machine
 from sppo_jax.files import write_whole
 
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "transformers", "nvidia-cudnn-cu13")
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "transformers", "nvidia-cudnn-cu13", "libtpu")
 # What a program that is compiled and not run depends on: compiling loads neither cuDNN nor torch.
 _COMPILERS = ("jax", "jaxlib")
 

@@ -33,7 +33,7 @@ def why_not(case: Case, machine: Machine) -> str:
     if missing:
         return f"needs the package {missing[0]}, which is not installed"
     found = 1 + len(machine.others)
-    if machine.platform == "gpu" and case.devices > found:
+    if machine.platform != "cpu" and case.devices > found:
         return f"needs {case.devices} devices, this machine has {found} idle"
     for what, needed_gib, got in (
         ("device memory", case.hbm_gib, machine.hbm_bytes),
@@ -63,7 +63,8 @@ def run_case(case: Case, machine: Machine, mode: str, *, limit_s: float | None =
     limit_s = limit_s if is_cut else case.limit_s
     with tempfile.TemporaryDirectory(prefix="gpu-case-") as folder:
         spec, rows, log = (Path(folder) / name for name in ("case.json", "rows.jsonl", "log.txt"))
-        told = {"part": case.part, "settings": case.settings, "mode": mode, "device": machine.device}
+        device = machine.topology if mode == "compile" and machine.topology else machine.device
+        told = {"folder": case.folder, "part": case.part, "settings": case.settings, "mode": mode, "device": device}
         spec.write_text(json.dumps(told | {"rows": str(rows)}), encoding="utf-8")
         start_s = time.monotonic()
         with log.open("wb") as out:
@@ -109,18 +110,15 @@ def environment(case: Case, machine: Machine, mode: str) -> dict[str, str]:
     simulated = f"--xla_force_host_platform_device_count={case.devices}" if on_cpu else ""
     flags = " ".join(filter(None, (own.get("XLA_FLAGS"), case.flags, fast, simulated)))
     paths = [str(ROOT), own.get("PYTHONPATH", "")]
-    on_gpu = mode == "run" and machine.platform == "gpu"
+    on_cpu_alone = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    by_platform = {"gpu": {"CUDA_VISIBLE_DEVICES": machine.indices(case.devices)}, "tpu": {}}
     return {
         **own,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "XLA_FLAGS": flags,
         "JAX_NUMPY_DTYPE_PROMOTION": "strict",
         "JAX_TRACEBACK_FILTERING": "off",  # so that the last line is the error
-        **(
-            {"CUDA_VISIBLE_DEVICES": machine.indices(case.devices)}
-            if on_gpu
-            else {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-        ),
+        **(by_platform.get(machine.platform, on_cpu_alone) if mode == "run" else on_cpu_alone),
     }
 
 

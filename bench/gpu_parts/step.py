@@ -5,7 +5,7 @@ Beside each: the compiler's bytes of the very program that ran, and the planner'
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,35 +137,9 @@ def run(settings: dict, device: str, emit: Emit) -> None:
     if "longest" in settings:
         _search_longest(settings, device, emit)
         return
-    ready = prepare(settings, device)
-    config, plan = ready.config, ready.plan
-    seconds = timed(ready.once, runs=_LONG_RUNS if plan.predicted.step_s > _LONG_S else TIMED_RUNS)
-    tokens = plan.sequence_length
-    flops = flops_per_token(config.model, tokens) * tokens
-    emit(
-        {
-            "what": f"{config.model.num_layers} layers, {settings['stash']}{_variant_of(settings)}",
-            "variant": _variant_of(settings),
-            "length": tokens,
-            "num_layers": config.model.num_layers,
-            "num_chunks": len(plan.chunk_lengths),
-            "stash": settings["stash"],
-            "alpha": [round(float(alpha), 3) for alpha in plan.stash.alpha],
-            "step_s": seconds,
-            "tokens_per_s": tokens / median(seconds),
-            "mfu": flops / median(seconds) / DEVICES[device].matmul_flops_s,
-            "loss": ready.loss,
-            **peak_memory(),
-            "compiler": figures_of(ready.compiled, ready.turn_shares),
-            "predicted": {
-                "step_s": plan.predicted.step_s,
-                "hbm_bytes": max(plan.predicted.hbm_bytes),
-                "host_bytes": max(plan.predicted.host_bytes),
-            },
-            "config": to_dict(config),
-            "plan": plan.to_dict(),
-        }
-    )
+    ready, variant = prepare(settings, device), _variant_of(settings)
+    named = {"what": f"{ready.config.model.num_layers} layers, {settings['stash']}{variant}", "variant": variant}
+    emit(named | {"stash": settings["stash"]} | measure(ready, device))
 
 
 @dataclass
@@ -197,6 +171,33 @@ class Ready:
         return metrics["loss"]
 
 
+def measure(ready: Ready, device: str) -> dict[str, Any]:
+    """Time a step, and put the compiler's and the planner's figures beside its seconds."""
+    config, plan = ready.config, ready.plan
+    seconds = timed(ready.once, runs=_LONG_RUNS if plan.predicted.step_s > _LONG_S else TIMED_RUNS)
+    tokens = plan.sequence_length
+    flops_s = flops_per_token(config.model, tokens) * tokens / median(seconds)
+    return {
+        "length": tokens,
+        "num_layers": config.model.num_layers,
+        "num_chunks": len(plan.chunk_lengths),
+        "alpha": [round(float(alpha), 3) for alpha in plan.stash.alpha],
+        "step_s": seconds,
+        "tokens_per_s": tokens / median(seconds),
+        "mfu": flops_s / (DEVICES[device].matmul_flops_s * plan.mesh.num_devices),
+        "loss": ready.loss,
+        **peak_memory(),
+        "compiler": figures_of(ready.compiled, ready.turn_shares),
+        "predicted": {
+            "step_s": plan.predicted.step_s,
+            "hbm_bytes": max(plan.predicted.hbm_bytes),
+            "host_bytes": max(plan.predicted.host_bytes),
+        },
+        "config": to_dict(config),
+        "plan": plan.to_dict(),
+    }
+
+
 def order_of(settings: dict) -> str:
     """Name the order of a case where it is not depth-first."""
     return f", {settings['schedule']['name']}" if "schedule" in settings else ""
@@ -212,9 +213,13 @@ def prepare(settings: dict, device: str) -> Ready:
     """Plan, set the environment as `sppo train` does, compile, and create the first state."""
     cluster = cluster_of(DEVICES[device])
     config = config_of(settings, cluster)
-    plan = make_plan(config, cluster)
+    return ready_of(config, make_plan(config, cluster), lambda: target_here(device))
+
+
+def ready_of(config: Config, plan: Plan, find_target: Callable[[], Target]) -> Ready:
+    """Set the environment, compile, and create the first state; `find_target` starts jax in this environment."""
     pools_are_new = environment.set_memory_limits(plan)
-    target = target_here(device)
+    target = find_target()
     if pools_are_new:
         fill_pools(plan, target.devices)
     program = train_program(config, plan, target.devices, target.platform)

@@ -373,6 +373,28 @@ def test_keys_and_values_of_layers_with_tails_are_those_charged(plans):
     assert seen[True] > 10 and seen[False] > 10
 
 
+@pytest.mark.parametrize("head_dim,in_cache", [(64, 128), (128, 128), (192, 256)])
+def test_caches_of_the_kernel_for_tpus_have_whole_lanes_and_are_charged(head_dim, in_cache):
+    sizes = dict(vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, mlp_size=48)
+    config = config_from_dict(
+        {
+            "model": {**sizes, "head_dim": head_dim, "kernel": "pallas", "compute_dtype": "float32"},
+            "sequence": {"length": 1024, "chunks": 2, "kind": "ring", "ring_pass": "kv"},
+            "mesh": {"data": 1, "pipe": 1, "seq": 2},
+            "train": {"steps": 1},
+        }
+    )
+    plan = make_plan(config, make_cluster(DEVICES["cpu"], 2))
+    step = Step(plan, build_model(config, abstract=True), None, train=True)
+    (shape,) = step._cache_shapes()
+    assert shape == (2, 2, 512 + 256, in_cache)
+    kept = {one.name: one.size_bytes for one in memory_of(plan, config).holders if one.name in ("kv", "kv_grad")}
+    prefixes = step.program.prefixes
+    slots = {"kv": prefixes.num_slots, "kv_grad": prefixes.num_grad_slots}
+    assert kept == {name: 2 * 4 * count * math.prod(shape) for name, count in slots.items()}
+    assert costs_of(plan, config).cache_share == in_cache / head_dim
+
+
 @pytest.fixture
 def cheap_attention(monkeypatch):
     """The hops are what counts, and tracing kernels takes minutes."""

@@ -1,1 +1,1 @@
-"""The parts of `bench/gpu.py`: each module lists its cases, runs one, and lowers its programs for the compiler."""
+"""The parts of `bench/gpu.py`, some of `bench/tpu.py` too: each lists its cases, runs one, and lowers its programs."""

@@ -37,6 +37,8 @@ LOOPS = {
     "attention, copy both ways, rows by table": {"attention": True, "out": True, "back": True, "by_table": True},
 }
 _HEAD_DIM = 128
+# Rows of a bfloat16 matrix that a TPU copies at least.
+_TILE_ROWS = 16
 
 
 def cases(*, tiny: bool) -> list[Case]:
@@ -131,7 +133,8 @@ def copy_loop(settings: dict, kinds: dict | None, x_NN: jax.Array, w_NN: jax.Arr
         turn = functools.partial(_turn, settings, kinds, rows_R, w_NN, waiting)
         x_NN, seen_NN, written = lax.fori_loop(0, turns, turn, (x_NN, seen_NN, written))
     hosts = [host for host in (waiting, written) if host is not None]
-    return x_NN, seen_NN, [to_device(buffers.read(host, (0, 0), (1, side))) for host in hosts]
+    piece = (_TILE_ROWS, side)
+    return x_NN, seen_NN, [to_device(buffers.read(host, (0, 0), piece)) for host in hosts]
 
 
 def _turn(settings: dict, kinds: dict, rows_R: jax.Array, w_NN: jax.Array, waiting: jax.Array, i, carry) -> tuple:

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench.tpu_kernel_page import write_page
 from sppo_jax.plan.parts import cache_head_dim
 
 RESULTS = Path(__file__).parent / "results" / "tpu_kernel.json"
@@ -27,19 +28,6 @@ RESULTS = Path(__file__).parent / "results" / "tpu_kernel.json"
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 KERNELS = ("forward", "backward")
 MIB = 2**20
-HEAD = """\
-# The attention kernel for TPUs, compiled
-
-No TPU was used. `python -m bench.tpu_kernel` wrote this; its head says what a bundle is. {versions}.
-
-* Heads: key-value heads, query heads of each, elements of a head.
-* Bundles: of a turn of the inner loop, which has 1024 x 1024 scores where the chunk has 8192 queries, in float32
-  512 x 512; first of blocks that are visible as a whole, then of blocks at an edge of a mask. Matrix units: used slots
-  of the first.
-* In place: MiB of results that take no memory of their own.
-
-| chip | kernel | heads | queries, keys | dtype, sums | bundles | edge | matrix units | VMEM, MiB | in place |
-|---|---|---|---|---|---|---|---|---|---|"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +85,17 @@ OTHERS = [
 CASES = SCORES + FLOAT32 + OTHERS
 
 
-def prepare(folder: str) -> None:
-    """Has libtpu write its schedules to a folder; call it before jax is imported."""
+def prepare(folder: str, flags: str = "") -> None:
+    """Has libtpu write its schedules to a folder; call it before jax is imported.
+
+    Args:
+        folder: where.
+        flags: more of libtpu's.
+    """
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
-    os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
+    os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true {flags}"
 
 
 def measure(case: Case, folder: str) -> dict[str, Any]:
@@ -111,7 +104,7 @@ def measure(case: Case, folder: str) -> dict[str, Any]:
         old.unlink()
     compiled = _compile(case)
     text, memory = compiled.as_text(), compiled.memory_analysis()
-    loops = list(_inner_loops(Path(folder), case.kernel))
+    loops = list(inner_loops(Path(folder), f"prefix_attention_{case.kernel}"))
     full, edge = loops[0], loops[len(loops) // 2]
     return {
         "name": case.name,
@@ -186,17 +179,17 @@ def _vmem_bytes(text: str, kernel: str) -> int:
     return int(found[1])
 
 
-def _inner_loops(folder: Path, kernel: str) -> Iterator[dict[str, Any]]:
+def inner_loops(folder: Path, kernel: str) -> Iterator[dict[str, Any]]:
     """Yields the turns of the inner loops of a kernel: of blocks that are all visible, then of blocks that are not.
 
     A loop whose turns do not divide its parts is followed by what is left of it.
+
+    Args:
+        folder: of `prepare`.
+        kernel: its name.
     """
-    (bundles,) = (
-        path
-        for path in folder.glob(f"*-prefix_attention_{kernel}*final_bundles.txt")
-        if "schedule-analysis" not in path.name
-    )
-    (used,) = folder.glob(f"*-prefix_attention_{kernel}*final_hlo-static-per-bundle-utilization.txt")
+    (bundles,) = (path for path in folder.glob(f"*-{kernel}*final_bundles.txt") if "schedule-analysis" not in path.name)
+    (used,) = folder.glob(f"*-{kernel}*final_hlo-static-per-bundle-utilization.txt")
     _, names, capacity, _, *rows = used.read_text().splitlines()
     columns = [name.strip() for name in names.split(",")]
     matrix = next(number for number, name in enumerate(columns) if name in ("MXU", "MATMUL"))
@@ -216,19 +209,6 @@ def _inner_loops(folder: Path, kernel: str) -> Iterator[dict[str, Any]]:
             yield {"bundles": end - begin, "matrix_share": round(share, 2)}
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Writes the figures as a table in Markdown."""
-    versions = sorted({f"jax {row['jax']}, libtpu {row['libtpu']}" for row in rows})
-    lines = [HEAD.format(versions="; ".join(versions))]
-    for row in rows:
-        shape = f"{' x '.join(map(str, row['heads']))} | {', '.join(map(str, row['tokens']))}"
-        lines.append(
-            f"| {row['chip']} | {row['kernel']} | {shape} | {row['dtype']}, {row['sums']} | {row['bundles']} "
-            f"| {row['edge_bundles']} | {row['matrix_share']:.0%} | {row['vmem_mib']} | {row['alias_mib']} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Compiles the cases that are asked for, and writes the results after each."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -245,7 +225,7 @@ def main(arguments: list[str] | None = None) -> None:
                 print(json.dumps(rows[case.name]), flush=True)
                 kept = [rows[case.name] for case in CASES if case.name in rows]
                 path.write_text(json.dumps(kept, indent=1) + "\n")
-                path.with_suffix(".md").write_text(table(kept))
+                write_page(given.to)
 
 
 if __name__ == "__main__":

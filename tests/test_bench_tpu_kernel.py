@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-from bench.tpu_kernel import CASES, RESULTS, SCORES, table
+from bench.tpu_kernel import CASES, RESULTS, SCORES
+from bench.tpu_kernel_page import page
+from bench.tpu_tokamax import CASES as TOKAMAX_CASES
 from sppo_jax.hardware.tpu_chips import SPILLED, TPU_CHIPS, block_bytes, block_queries
 
 MIB = 2**20
@@ -56,8 +58,19 @@ def test_bundles_have_not_become_more(rows):
             assert found[chip, head_dim, kernel] <= 1.03 * limit, (chip, head_dim, kernel)
 
 
-def test_the_page_is_that_of_the_figures(rows):
-    assert RESULTS.with_suffix(".md").read_text() == table(rows), "write the page again: python -m bench.tpu_kernel"
+def test_the_page_is_that_of_the_figures():
+    written = RESULTS.with_suffix(".md").read_text()
+    assert written == page(RESULTS.parent), "write the page again: python -m bench.tpu_kernel"
+
+
+def test_tokamax_was_compiled_for_every_case_and_stands_beside_ours():
+    theirs = json.loads(RESULTS.with_name("tpu_tokamax.json").read_text())
+    assert [(row["chip"], row["head_dim"], row["kernel"]) for row in theirs] == TOKAMAX_CASES
+    text = page(RESULTS.parent)
+    one_core = [row for row in theirs if row["cores"] < row["cores_of_chip"]]
+    assert {(row["chip"], row["kernel"]) for row in one_core} == {("v5p", "backward")}
+    for row in theirs:
+        assert f"| {row['chip']} | {row['head_dim']} | {row['kernel']} |" in text
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@
 Parts: system (libraries, limits), kernel (attention on four shapes, with one core and two, beside what the planner
 charges), hop (keys round a ring of four, alone and beside the kernel), copies (to the host and back), step (the check
 of the kernel, then whole train steps beside their plans). Options, files, cases that fail and exit codes are those of
-`bench/gpu.py`. No process but this one may use the TPUs. docs/first_gpu.md says what to run first.
+`bench/gpu.py`. No process but this one may use the TPUs. bench/README.md says what
+each part decides.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The bundles are those of tokamax 0.0.17 with blocks of 1024 and heads of 256, compiled by libtpu 0.0.50.1 as ours are
 (bench/results/tpu_kernel.md says what a bundle is, and has them beside ours). The backward compiles for the v5p only
-with more memory for blocks than libtpu's limit, and its bundles would reach more than the peak. Steps have the blocks of MaxText's recipes.
+with more memory for blocks than libtpu's limit, and its bundles would reach more than the peak. Steps have the blocks
+of MaxText's recipes.
 
 One core of the v5p runs a backward: all dims of its grid are sequential, and the schedule compiled for the v5p has its
 body in a region of the first core. Where a device has two sequences, jax adds a dim for them that both cores share.

@@ -158,9 +158,13 @@ def test_the_kernel_for_tpus_has_dq_of_each_core_and_gradients_one_hop_late():
     assert attention_work(replace(ring, cores=2)) - attention_work(ring) == dq
     # Queries are fewer bytes than keys here.
     assert attention_work(ring) - attention_work(replace(ring, kernel="blockwise")) == dq
-    one_head = replace(ring, model=replace(MODEL, num_heads=8, num_kv_heads=1, head_dim=2))
-    # dK and dV of 4 tokens of one head of two elements, float32.
-    assert ring_work(replace(one_head, kernel="blockwise"), 8, 4) + 2 * 4 * 2 * 4 == ring_work(one_head, 8, 4)
+    one_head = replace(ring, model=replace(MODEL, num_heads=8, num_kv_heads=1, head_dim=128))
+    # dK and dV of 4 tokens of one head of 128 elements, float32.
+    assert ring_work(replace(one_head, kernel="blockwise"), 8, 4) + 2 * 4 * 128 * 4 == ring_work(one_head, 8, 4)
+    # Those of fewer elements are filled up.
+    short = replace(one_head, model=replace(one_head.model, num_heads=64, head_dim=64))
+    wide = replace(one_head, model=replace(one_head.model, num_heads=64))
+    assert ring_work(short, 8, 4) == ring_work(wide, 8, 4)
     assert ring_work(replace(one_head, ulysses=2), 8, 4) == 0
 
 

@@ -239,7 +239,7 @@ def _blocks_of_kernel(model: ModelConfig, device: Device, compute_bytes: int, ul
     if device.name not in TPU_CHIPS:
         return None
     needed = (
-        block_bytes(kind.num_heads // math.lcm(kind.num_kv_heads, ulysses), kind.head_dim, compute_bytes)
+        block_bytes(max(1, kind.num_heads // math.lcm(kind.num_kv_heads, ulysses)), kind.head_dim, compute_bytes)
         for kind in model.attention_kinds or [model]
     )
     return int(SPILLED * max(needed)), TPU_CHIPS[device.name].vmem_bytes

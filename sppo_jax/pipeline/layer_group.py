@@ -121,13 +121,15 @@ def _mix_by_attention(stage, projected, unit, at, memory, split, again) -> tuple
     cache, layer = memory.caches[number], at.among(layers.kv[number])
     chunk, split = unit.chunks[window], split._replace(window=window)
     _, k, v, _ = projected
-    tail, of_tail = layers.tails.get(at.kind), {}
+    tail, of_tail, written = layers.tails.get(at.kind), {}, chunk
     if tail and again is None:
         of_tail = tails.tail_of(cache, chunk, layer, tail)
+        # Without an order between its reads and the next write XLA copies the cache.
+        written = chunk._replace(slot=chunk.slot + sum(map(buffers.after, of_tail.values())))
     elif tail:
         cache = tails.with_tail(cache, chunk, layer, again.saved)
     if again is None or again.writes:
-        cache = teams.write_prefix(cache, k, v, chunk, layer, split)
+        cache = teams.write_prefix(cache, k, v, written, layer, split)
     out, lse = _attend_unless_saved(again, lambda: _attend(projected, cache, chunk, layer, split))
     if tail and again is None:
         cache = tails.moved_on(cache, chunk, layer, tail, out)

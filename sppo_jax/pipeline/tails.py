@@ -39,7 +39,7 @@ def near_keys(keys: Tags, start, room: int, tail: int) -> Tags:
 
 def tail_of(cache: Cache, chunk: Chunk, layer, shape: Shape) -> dict[str, jax.Array]:
     """Returns the keys and values of the tokens before a chunk, by their names in the stash; `shape` is [K, W, H]."""
-    return {name: buffers.read(x, (chunk.slot, layer), shape) for name, x in zip(TAILS, cache, strict=True)}
+    return {name: buffers.once(buffers.read(x, (chunk.slot, layer), shape)) for name, x in zip(TAILS, cache, strict=True)}
 
 
 def with_tail(cache: Cache, chunk: Chunk, layer, tail: dict[str, jax.Array]) -> Cache:
@@ -53,7 +53,7 @@ def moved_on(cache: Cache, chunk: Chunk, layer, shape: Shape, out_TNH: jax.Array
     place = chunk.slot, layer
     # Without an order between its reads and this write XLA copies the cache.
     end = (*place, 0, chunk.length + buffers.after(out_TNH))
-    return Cache(*(buffers.write(x, place, buffers.read(x, end, shape)) for x in cache))
+    return Cache(*(buffers.write(x, place, buffers.once(buffers.read(x, end, shape))) for x in cache))
 
 
 def handed_on(sums: Cache, chunk: Chunk, layer, shape: Shape) -> Cache:
@@ -61,7 +61,7 @@ def handed_on(sums: Cache, chunk: Chunk, layer, shape: Shape) -> Cache:
     place = chunk.grad_slot, layer
 
     def move(x):
-        tail = buffers.read(x, place, shape)
+        tail = buffers.once(buffers.read(x, place, shape))
         x = buffers.write(x, place, jnp.zeros(shape, x.dtype))
         return buffers.write(x, (*place, 0, chunk.length), tail)
 

@@ -39,7 +39,8 @@ def near_keys(keys: Tags, start, room: int, tail: int) -> Tags:
 
 def tail_of(cache: Cache, chunk: Chunk, layer, shape: Shape) -> dict[str, jax.Array]:
     """Returns the keys and values of the tokens before a chunk, by their names in the stash; `shape` is [K, W, H]."""
-    return {name: buffers.once(buffers.read(x, (chunk.slot, layer), shape)) for name, x in zip(TAILS, cache, strict=True)}
+    place = chunk.slot, layer
+    return {name: buffers.once(buffers.read(x, place, shape)) for name, x in zip(TAILS, cache, strict=True)}
 
 
 def with_tail(cache: Cache, chunk: Chunk, layer, tail: dict[str, jax.Array]) -> Cache:

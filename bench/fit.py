@@ -113,7 +113,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             _of_ring(row),
             largest,
             row["flash_calls"],
-            f"{row['compile_s']:.0f}",
+            f"{row['compile_s']:.0f}" if "compile_s" in row else "",
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return lines
@@ -164,11 +164,12 @@ def block(rows: list[dict[str, Any]], jax_version: str) -> str:
         f"XLA:GPU or XLA:TPU of jax {jax_version} compiled the training step of each plan (forward, backward, "
         "optimizer) ahead of time, without the hardware "
         f"({' to '.join(dict.fromkeys((dates[0], dates[-1])))}); none was run. HBM is arguments + outputs + "
-        "temporaries - aliases, in GiB of one device. A copy is exposed if the compiled schedule has no matrix "
-        "product, and no loop with one, between the copy's start and its end. Copies by kernels run on the compute "
-        "units, and all others on DMA engines; XLA:TPU does not report this. Copies outlast the compute that overlaps "
-        "with them (matrix products, and attention of the chunk with the shortest prefix) for at most the given share "
-        "of the predicted step. What a ring sends is told by what runs between its start and its end: a kernel for "
+        "temporaries - aliases, on TPUs what XLA allocates, in GiB of one device. A copy is exposed if the compiled "
+        "schedule has no matrix product, and no loop with one, between the copy's start and its end. Copies by kernels "
+        "run on the compute units, and all others on DMA engines; XLA:TPU does not report this. Copies outlast the "
+        "compute that overlaps with them (matrix products, and attention of the chunk with the shortest prefix) for at "
+        "most the given share of the predicted step. What a ring sends is told by what runs between its start and its "
+        "end: a kernel for "
         "attention, or else another product, or neither. An empty cell was not counted. Predictions are today's "
         "planner's, for the plans that were compiled. Rows with a figure for waiting loops have cuDNN's workspace "
         "in their HBM, by formula; in all "

@@ -3,9 +3,9 @@
 Run: python bench/fit_numbers.py            a minute: print the best numbers, what tells each, and all errors
      python bench/fit_numbers.py --stored   print the same of the numbers that stand in the file
 
-On GPUs only plans that are not held out are fitted (`Case.calibrated`); on TPUs all, of which five tell the number.
-The best numbers of a grid have the least sum of the median and the worst error. On GPUs an error counts three times
-where too little is predicted, because plans leave only 3% free there (6% on TPUs). Nothing is compiled.
+Only plans for GPUs that are not held out are fitted (`Case.calibrated`). The best numbers of a grid have the least sum
+of the median and the worst error. An error counts three times where too little is predicted, because plans leave only
+3% free. Nothing is compiled.
 """
 
 import argparse
@@ -29,7 +29,6 @@ from sppo_jax.search.evaluate import shape_of_plan
 GRIDS = {
     "token_arrays": tuple(quarters / 4 for quarters in range(16, 33)),
     "late_share": (0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
-    "tpu_copies": (3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0),
 }
 # How far a number is moved to see which plans tell it.
 _NUDGE = 1.1
@@ -86,19 +85,11 @@ def told(of: Sequence[Row], name: str, numbers: Numbers = NUMBERS) -> tuple[int,
 def fitted(of: Sequence[Row]) -> Numbers:
     """Returns the best numbers."""
     gpus = [row for row in of if row.is_fitted and row.shape.platform == "gpu"]
-    tpus = [row for row in of if row.shape.platform == "tpu"]
-    return _best(_best(NUMBERS, ("token_arrays", "late_share"), gpus, 3), ("tpu_copies",), tpus, 1)
 
-
-def _best(start: Numbers, names: Sequence[str], of: Sequence[Row], under: int) -> Numbers:
     def cost(numbers: Numbers) -> float:
-        return sum(summary([max(error, -under * error) for error in (row.error(numbers) for row in of)]))
+        return sum(summary([max(error, -3 * error) for error in (row.error(numbers) for row in gpus)]))
 
-    return min((start._replace(**one) for one in _grid(names)), key=cost)
-
-
-def _grid(names: Sequence[str]) -> list[dict[str, float]]:
-    return [dict(zip(names, values, strict=True)) for values in itertools.product(*(GRIDS[name] for name in names))]
+    return min((Numbers(*values) for values in itertools.product(*GRIDS.values())), key=cost)
 
 
 def report(of: Sequence[Row], numbers: Numbers) -> str:

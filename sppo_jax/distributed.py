@@ -28,7 +28,6 @@ from sppo_jax.hardware import (
     Device,
     device_of,
     find_device,
-    installed_sharing,
     installed_spare,
     machine,
     visible_gpus,
@@ -411,7 +410,6 @@ def _joined_cluster(processes: Sequence[tuple[str, str, int, int, int]], device:
         # The processes of a host share its memory.
         host_bytes=min(host_bytes for _, _, _, host_bytes, _ in processes),
         spare=installed_spare(device),
-        shares_buffers=installed_sharing(device),
     )
 
 

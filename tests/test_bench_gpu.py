@@ -329,7 +329,7 @@ def test_the_search_for_the_longest_sequence_ends_where_memory_does(monkeypatch)
         lowered = SimpleNamespace(compile=lambda: compiled.append(length) or length)
         return SimpleNamespace(lower=lambda: lowered, turn_shares={})
 
-    def figures(length, turn_shares):
+    def figures(length, turn_shares, platform):
         return SimpleNamespace(to_dict=lambda: {"hbm_bytes": length * GIB, "host_bytes": 0})
 
     monkeypatch.setattr(step, "programs", lambda settings, target: map(program, settings["longest"]))

@@ -6,7 +6,7 @@ import pytest
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster, pool_bytes, usable_bytes
-from sppo_jax.hardware.capacity import installed_sharing, installed_spare, pool_share, relays
+from sppo_jax.hardware.capacity import installed_spare, pool_share
 from sppo_jax.search.request import resolve_cluster
 
 GIB, MIB = 2**30, 2**20
@@ -76,13 +76,3 @@ def test_the_jax_of_this_machine_counts_for_its_own_devices_alone(version, here,
     assert resolve_cluster(config(cluster="h100:1x8")).spare is None
     assert resolve_cluster(config(cluster="h100:1x8", hbm_spare=0.2)).spare == 0.2
     assert resolve_cluster(config(hbm_spare=0.0)).spare == 0.0
-
-
-@pytest.mark.parametrize(("version", "shares"), [((), False), ((0, 0, 50), False), ((0, 0, 52), True)])
-def test_loops_of_a_step_share_buffers_with_the_libtpu_of_this_machine(version, shares, monkeypatch):
-    monkeypatch.setattr("sppo_jax.hardware.capacity.libtpu_version", lambda: version)
-    assert installed_sharing(DEVICES["v5p"]) == shares and not installed_sharing(DEVICES["h100"])
-    monkeypatch.setattr("sppo_jax.search.request.local_cluster", lambda: make_cluster(DEVICES["v5p"], 4))
-    here, named = resolve_cluster(config()), resolve_cluster(config(cluster="v5p:2x2x1"))
-    assert relays(here) != shares and relays(named)
-    assert not relays(parse_cluster("h100:1x8"))

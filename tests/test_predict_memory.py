@@ -137,14 +137,25 @@ def test_pools_of_gpus_pin_whole_gib():
 def test_a_tpu_keeps_tiles_and_copies_on_their_way():
     table = make_table("sppo", 2, 1, (16,) * 4)
     on_host = stash(table, 1.0, inputs="host", attention="host")
-    shapes = (SHAPE, replace(SHAPE, platform="tpu", relays=True), replace(SHAPE, platform="tpu"))
-    plain, tiled, sharing = (predict_memory(table, shape, on_host) for shape in shapes)
+    plain, tiled = (predict_memory(table, shape, on_host) for shape in (SHAPE, replace(SHAPE, platform="tpu")))
     assert tiled.hbm["kv"] == plain.hbm["kv"] * 128 // MODEL.head_dim
-    assert tiled.host == plain.host and tiled.hbm["copies"] == int(NUMBERS.tpu_copies * plain.hbm["copies"])
+    assert tiled.host == plain.host and tiled.hbm["copies"] == 2 * plain.hbm["copies"]
     for moment in BACKWARD:
-        of_plain, of_tiled = plain.moments[moment], tiled.moments[moment]
-        assert of_tiled["work"] == of_plain["work"] + of_tiled["kv"] + of_tiled["stash"]
-        assert sharing.moments[moment] == {**of_tiled, "work": of_plain["work"]}
+        assert tiled.moments[moment]["work"] == plain.moments[moment]["work"]
+
+
+def test_a_norm_behind_an_mlp_makes_its_forward_early_but_on_tpus():
+    table = make_table("sppo", 1, 1, (16,) * 4)
+
+    def extra(platform):
+        shapes = (
+            replace(SHAPE, platform=platform, model=replace(MODEL, norms=norms)) for norms in ("behind", "before")
+        )
+        behind, before = (predict_memory(table, shape, stash(table)).moments["mlp"]["work"] for shape in shapes)
+        return behind - before
+
+    tokens = table.chunk_lengths[0] // SHAPE.seq
+    assert extra("gpu") == 5 * tokens * MODEL.mlp_size * SHAPE.compute_bytes and extra("tpu") == 0
 
 
 def test_the_kernel_for_tpus_has_dq_of_each_core_and_gradients_one_hop_late():

@@ -37,7 +37,8 @@ def compile_case(module: str, settings: dict, device: str, emit: Emit) -> None:
             reserve_workspace(lowered)
             compiled = compile_lowered(lowered)
             seconds = round(time.perf_counter() - start_s, 1)
-            emit({"program": program.name, **Figures.of(compiled, program.turn_shares).to_dict(), "compile_s": seconds})
+            figures = Figures.of(compiled, program.turn_shares, platform=cluster.device.platform)
+            emit({"program": program.name, **figures.to_dict(), "compile_s": seconds})
 
 
 def _gpu_pretended() -> ExitStack:

@@ -113,7 +113,7 @@ def figures_of(compiled: jax.stages.Compiled, turn_shares: Mapping[str, float] |
         turn_shares: of loops of at most one turn, see `sppo_jax.fit.turns`.
     """
     try:
-        return dict(Figures.of(compiled, turn_shares).to_dict())
+        return dict(Figures.of(compiled, turn_shares, platform=jax.default_backend()).to_dict())
     except Exception as error:  # what was measured must not be lost for it
         return {"unknown": f"{type(error).__name__}: {error}"[:200]}
 

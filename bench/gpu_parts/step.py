@@ -273,7 +273,8 @@ def _search_longest(settings: dict, device: str, emit: Emit) -> None:
     target = target_here(device)
     capacity = {"hbm_bytes": pool_bytes(target.cluster), "host_bytes": settings["host_gib"] * _GIB}
     for program, length in zip(programs(settings, target), settings["longest"], strict=True):
-        figures = Figures.of(program.lower().compile(), program.turn_shares).to_dict()
+        compiled = program.lower().compile()
+        figures = Figures.of(compiled, program.turn_shares, platform=target.platform).to_dict()
         fits = all(figures[name] <= limit for name, limit in capacity.items())
         emit({"what": "longest, compiled", "length": length, "fits": fits, "compiler": figures})
         if not fits:

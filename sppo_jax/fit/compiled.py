@@ -45,7 +45,7 @@ class Fit:
     """The compiler's figures beside the planner's and the machine's, all of one device.
 
     Args:
-        compiler: the compiler's bytes: arguments + outputs + temporaries - aliases, and those on the host.
+        compiler: the compiler's bytes on the device and on the host; see `Figures`.
         predicted: the planner's bytes, of the largest stage.
         capacity: what a run gets of a device's memory (`hardware.pool_bytes`), and a device's part of its host's.
         copies: bytes moved between device and host in a step.
@@ -280,7 +280,8 @@ def _figures(
     start = time.perf_counter()
     if cluster.device.platform != "gpu":
         compiled = compile_lowered(lowered, options)
-        return Figures.of(compiled, turn_shares), time.perf_counter() - start
+        figures = Figures.of(compiled, turn_shares, platform=cluster.device.platform)
+        return figures, time.perf_counter() - start
     with tempfile.TemporaryDirectory() as folder:
         compiled = compile_lowered(lowered, {**(options or {}), "xla_dump_to": folder})
         compile_s = time.perf_counter() - start

@@ -16,8 +16,8 @@ class Figures:
     """The compiler's figures of one device.
 
     Args:
-        hbm_bytes: arguments + outputs + temporaries - aliases in device memory.
-        host_bytes: the same in host memory.
+        hbm_bytes: arguments + outputs + temporaries - aliases in device memory; on TPUs what XLA allocates.
+        host_bytes: arguments + outputs + temporaries - aliases in host memory.
         copies: bytes moved between device and host in one run of the program.
         flash_calls: calls of a fused attention kernel in the program's text.
         hops: bytes sent round the ring in one run of the program.
@@ -33,17 +33,25 @@ class Figures:
 
     @classmethod
     def of(
-        cls, compiled: Any, turn_shares: Mapping[str, float] | None = None, graphed: frozenset[str] | None = None
+        cls,
+        compiled: Any,
+        turn_shares: Mapping[str, float] | None = None,
+        graphed: frozenset[str] | None = None,
+        *,
+        platform: str = "gpu",
     ) -> Figures:
         """Returns the figures of a program that `jax.stages.Lowered.compile` returned.
 
         Args:
             compiled: the program.
             turn_shares, graphed: see `host_copies`.
+            platform: of its devices.
         """
+        from sppo_jax.compat import allocated_bytes  # imports jax
+
         sizes, text = compiled.memory_analysis(), compiled.as_text()
         return cls(
-            hbm_bytes=_total(sizes, ""),
+            hbm_bytes=(allocated_bytes(sizes) if platform == "tpu" else None) or _total(sizes, ""),
             host_bytes=_total(sizes, "host_"),
             copies=host_copies(text, turn_shares, graphed),
             flash_calls=sum(text.count(f'custom_call_target="{name}') for name in ("__cudnn$fmha", "tpu_custom_call")),

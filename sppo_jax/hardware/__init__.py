@@ -1,11 +1,9 @@
 """Devices, clusters, and the files in which measured figures of a device are kept."""
 
 from sppo_jax.hardware.capacity import (
-    installed_sharing,
     installed_spare,
     most_pinned_bytes,
     pool_bytes,
-    relays,
     usable_bytes,
     usable_host_bytes,
 )
@@ -27,7 +25,6 @@ __all__ = [
     "Device",
     "device_of",
     "find_device",
-    "installed_sharing",
     "installed_spare",
     "local_cluster",
     "make_cluster",
@@ -36,7 +33,6 @@ __all__ = [
     "num_gpus",
     "parse_cluster",
     "pool_bytes",
-    "relays",
     "usable_bytes",
     "usable_host_bytes",
     "visible_gpus",

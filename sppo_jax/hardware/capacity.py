@@ -12,7 +12,7 @@ Sources:
 """
 
 from sppo_jax.hardware.cluster import Cluster, Device
-from sppo_jax.version import jaxlib_version, libtpu_version
+from sppo_jax.version import jaxlib_version
 
 _MiB, _GiB = 2**20, 2**30
 # XLA's pool takes no more than this share of a GPU, however large the GPU is, and no less than NVIDIA's guide names.
@@ -27,8 +27,6 @@ _NETWORK_BYTES = _GiB
 _SPARE = 0.03
 # XLA of jax 0.10 and 0.11 takes up to 11% more for the same steps.
 OLD_SPARE, _FIRST_TIGHT = 0.10, (0, 12)
-# The first libtpu whose loops are known to share buffers (compiled: docs/notes/compilers.md).
-_FIRST_SHARING = (0, 0, 52)
 # CPUs and TPUs: nothing is known to live beside the programs, and plans leave a share of the memory itself.
 _OTHER_SPARE = 0.06
 # Share of a host's memory that stays free: the system, reading data, the array that a blocking save writes.
@@ -72,19 +70,6 @@ def spare_share(cluster: Cluster) -> float:
 def installed_spare(device: Device) -> float | None:
     """Returns the share that plans for a device leave free with the jax of this machine; None: as with the newest."""
     return OLD_SPARE if device.platform == "gpu" and compiler_takes_more() else None
-
-
-def installed_sharing(device: Device) -> bool:
-    """Returns whether plans for a device count on libtpu of this machine to share buffers; see `relays`."""
-    return device.platform == "tpu" and libtpu_version() >= _FIRST_SHARING
-
-
-def relays(cluster: Cluster) -> bool:
-    """Returns whether XLA for TPUs keeps a second copy of keys, values and the stash between forward and backward.
-
-    Up to libtpu 0.0.50, which the newest jax asks for, the loops of forwards and of backwards share no buffers.
-    """
-    return cluster.device.platform == "tpu" and not cluster.shares_buffers
 
 
 def compiler_takes_more() -> bool:

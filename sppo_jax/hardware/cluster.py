@@ -347,7 +347,6 @@ class Cluster:
         host_bytes: memory of each host that activations may take.
         topology: chips along each dim of a TPU slice; empty elsewhere.
         spare: share of what a run gets of a device that plans leave free; None: as `capacity` says for the newest jax.
-        shares_buffers: whether XLA for TPUs lets the loops of forwards and of backwards share buffers.
     """
 
     device: Device
@@ -356,7 +355,6 @@ class Cluster:
     host_bytes: int
     topology: tuple[int, ...] = ()
     spare: float | None = None
-    shares_buffers: bool = False
 
     @property
     def num_devices(self) -> int:

@@ -15,12 +15,10 @@ class Numbers(NamedTuple):
             before and after norm, rotary and the all-to-all, with their cotangents.
         late_share: of a layer's arrays, the share that waits for each layer outside a loop, where chunks wait on the
             host and devices exchange: XLA puts the gradients of such layers' matrices off.
-        tpu_copies: how many times XLA:TPU holds a tick's packed stash on its way: made, copied, sent, and fetched.
     """
 
     token_arrays: float
     late_share: float
-    tpu_copies: float
 
 
 class Told(NamedTuple):
@@ -35,9 +33,8 @@ class Told(NamedTuple):
     error: float
 
 
-NUMBERS = Numbers(token_arrays=6.25, late_share=0.6, tpu_copies=5.0)
+NUMBERS = Numbers(token_arrays=6.25, late_share=0.6)
 TOLD = {
     "token_arrays": Told(plans=101, error=0.011),
     "late_share": Told(plans=7, error=0.025),
-    "tpu_copies": Told(plans=5, error=0.004),
 }

@@ -54,11 +54,14 @@ _STATES = 3
 _LAYERS_WITHOUT_LOOP = 2
 # A norm behind an MLP asks for the MLP's output before the cotangents of its inner arrays come, so the MLP's forward is
 # made again first: so many more of its arrays are there, as compiled in two plans of Gemma 3 and one of OLMo 3.
-# None are in three compiled plans of Gemma 3 with a period, whose layers ran again just before.
+# None are in three compiled plans of Gemma 3 with a period, whose layers ran again just before, and none in plans for
+# TPUs (compiled: one of Gemma 3 and one of OLMo 3).
 _BEHIND_NORM = 5
 _FLOAT32 = 4
 # XLA:TPU keeps arrays in tiles of 8 x 128.
 _TPU_LANES = 128
+# XLA:TPU holds a tick's packed stash twice: one that is sent or was fetched, and the next one.
+_TPU_COPIES = 2
 
 
 class Holder(NamedTuple):
@@ -140,7 +143,7 @@ def holders_of(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Number
         held: what the schedule tells.
         numbers: the fitted ones.
     """
-    return [*beside_stash(shape, stash, held, numbers), *stash_holders(shape, held, numbers)]
+    return [*beside_stash(shape, stash, held, numbers), *stash_holders(shape, held)]
 
 
 def beside_stash(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Numbers = NUMBERS) -> list[Holder]:
@@ -271,21 +274,17 @@ def _prefixes(shape: MemoryShape, stash: StashPlan, held: Held) -> list[Holder]:
     if states := state_bytes_of_group(shape):
         num_states = held.kv_prefixes + held.grad_prefixes
         found.append(Holder("work", num_states * states, TICKS))
-    return [*found, Holder("work", kv, TICKS)] if shape.relays else found
+    return found
 
 
-def stash_holders(shape: MemoryShape, held: Held, numbers: Numbers = NUMBERS) -> list[Holder]:
+def stash_holders(shape: MemoryShape, held: Held) -> list[Holder]:
     """Returns the slots of the stash on the device, and the copies on their way; arguments as `holders_of`.
 
     Of a class with one stash that stays on the device, the stash is gone behind the last group's backward. A fetched
     one is used in its place. A loop over layers reads the stash to its end.
     """
     device, _, copy, last, fetched = held.stash
-    if shape.platform == "tpu":
-        copies = [Holder("copies", int(copy * numbers.tpu_copies), TICKS)]
-        copies += [Holder("work", device, TICKS)] if shape.relays else []
-    else:
-        copies = [Holder("copies", copy, TICKS)]
+    copies = [Holder("copies", copy * (_TPU_COPIES if shape.platform == "tpu" else 1), TICKS)]
     is_loop = shape.layers > _LAYERS_WITHOUT_LOOP or not fetched
     if is_loop or held.num_groups == 1 or not held.heads_first:
         return [Holder("stash", device, TICKS), *copies]
@@ -364,7 +363,8 @@ def _work_of_kind(shape: MemoryShape, ways: Ways, tokens: int, prefix_tokens: in
     gated = model.experts.count > 0 or model.mlp != "gelu"
     mlp_size = model.experts.shared_size if model.experts.count else model.mlp_size
     of_mlp = (3 + gated - (0 if ways.rest == "recompute" else 1 + gated)) * mlp_size
-    if model.norms != "before" and not model.experts.count and ways.inputs != "period":
+    is_early = ways.inputs != "period" and shape.platform != "tpu"
+    if model.norms != "before" and not model.experts.count and is_early:
         of_mlp += _BEHIND_NORM * mlp_size
     # Where chunks wait on the host and devices exchange, XLA puts these gradients off for layers outside a loop.
     outside_loop = shape.layers if shape.layers <= _LAYERS_WITHOUT_LOOP else 1

@@ -23,7 +23,6 @@ class MemoryShape:
         length: tokens of a sequence; 0: not known, and no window counts.
         weights: what a device holds of its stage's layers during a step; see `plan.Plan`.
         optimizer: where parameters and moments wait; see `plan.Plan`.
-        relays: whether the compiler keeps a second copy of keys, values and the stash between forward and backward.
         cores: of a device, each of which has a part of dQ in the kernel for TPUs.
     """
 
@@ -39,7 +38,6 @@ class MemoryShape:
     length: int = 0
     weights: str = "resident"
     optimizer: str = "device"
-    relays: bool = False
     cores: int = 1
 
     def __hash__(self) -> int:

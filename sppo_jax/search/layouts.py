@@ -7,7 +7,6 @@ from functools import cached_property
 
 from sppo_jax import rules
 from sppo_jax.config import ModelConfig
-from sppo_jax.hardware import relays
 from sppo_jax.hardware.tpu_chips import TPU_CHIPS
 from sppo_jax.models.state_counts import has_attention, state_counts, state_heads
 from sppo_jax.plan.parts import MeshShape
@@ -100,7 +99,6 @@ class Layout:
             length=config.sequence.length,
             weights=self.weights,
             optimizer=self.request.way.optimizer,
-            relays=relays(self.request.cluster),
             cores=TPU_CHIPS[device.name].cores if device.name in TPU_CHIPS else 1,
         )
 

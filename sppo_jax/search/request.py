@@ -11,7 +11,6 @@ from sppo_jax.hardware import (
     DEVICES,
     Cluster,
     Device,
-    installed_sharing,
     installed_spare,
     local_cluster,
     make_cluster,
@@ -179,8 +178,7 @@ def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:
             _check_enough(config, cluster)
     if cluster is None:
         cluster = make_cluster(DEVICES["cpu"], simulated) if simulated else local_cluster()
-        here = cluster.device
-        cluster = replace(cluster, spare=installed_spare(here), shares_buffers=installed_sharing(here))
+        cluster = replace(cluster, spare=installed_spare(cluster.device))
     device = cluster.device
     if settings.measured is not None:
         device = hardware.measured(device, local_path(settings.measured, "hardware.measured"))

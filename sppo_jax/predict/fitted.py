@@ -35,6 +35,6 @@ class Told(NamedTuple):
 
 NUMBERS = Numbers(token_arrays=6.25, late_share=0.6)
 TOLD = {
-    "token_arrays": Told(plans=101, error=0.011),
+    "token_arrays": Told(plans=103, error=0.011),
     "late_share": Told(plans=7, error=0.025),
 }

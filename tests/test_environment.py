@@ -410,7 +410,10 @@ def test_eval_sets_the_share_before_it_asks_for_devices(unset, monkeypatch):
 
 
 def test_train_sets_the_limits_before_the_backend_starts(tmp_path):
-    """A process of its own, stopped right behind the first question for devices, which jax finds by itself."""
+    """A process of its own, stopped right behind the first question for devices, which jax finds by itself.
+
+    It believes in a driver, without which a run with CUDA's wheels leaves out GPUs and their limits.
+    """
     np.save(tmp_path / "tokens.npy", (np.arange(1000) % 23).astype(np.uint16))
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SETTINGS))
     code = f"""
@@ -426,6 +429,7 @@ values["predicted"]["host_bytes"] = [100 * 2**30] * values["mesh"]["pipe"]
 json.dump(values, open("plan.json", "w"))
 words = ["train", "tiny.yaml", "--run-dir", "run", "--plan", "plan.json"]
 with mock.patch.object(environment, "machine_gb", lambda: 2000), \\
+     mock.patch.object(environment, "_driver_loads", lambda: True), \\
      mock.patch.object(setup, "local_rows", side_effect=ValueError("stop")):
     code = cli.main(words)
 print(json.dumps([code, environment._running_platform(), dict(os.environ)]))

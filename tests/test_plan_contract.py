@@ -316,8 +316,9 @@ def test_stash_bytes_are_those_charged_class_by_class(plans):
     seen = Counter()
     for config, plan, step in plans:
         outline, shape = plan.outline(), shape_of_plan(plan, config)
-        classes = outline.stash_peaks(stash_classes(outline, plan.stash, plan.mesh.seq))
-        rows = outline.host_rows(stash_classes(outline, plan.stash, plan.mesh.seq))
+        names = stash_classes(outline, plan.stash, plan.mesh.seq)
+        classes = dict(zip(names.distinct, outline.stash_peaks(names.of_bundle), strict=True))
+        rows = dict(zip(names.distinct, outline.host_rows(names.of_bundle), strict=True))
         assert classes == step.program.stash.classes and rows == step.program.stash.num_rows
         token = token_bytes(shape, plan.stash)
         for name, layout in layouts(step):

@@ -9,7 +9,7 @@ from exactness import small_plan
 
 from sppo_jax.plan.parts import MeshShape, Predicted, SchedulePlan, StashPlan
 from sppo_jax.plan.plan import Plan
-from sppo_jax.program.stash import recomputing_bundles
+from sppo_jax.program.stash import stash_classes
 from sppo_jax.schedule.csv_format import to_csv
 from sppo_jax.schedule.generators import make_table
 
@@ -354,10 +354,8 @@ def test_breadth_first_parts_late_chunks_from_early_ones_wherever_it_is_asked_to
             table = dict(schedule="breadth-first", interleave=interleave, sequences=sequences, wave=wave)
             plan = small_plan((4,) * num_chunks, mesh=(1, pipe, 1), **table, attention_from=first)
             outline = plan.outline()
-            recomputing = recomputing_bundles(outline, plan.stash)
-            assert {outline.bundle_last_chunks[bundle] for bundle, again in enumerate(recomputing) if again} == set(
-                range(first)
-            )
+            of_class = zip(outline.bundle_last_chunks, stash_classes(outline, plan.stash, 1), strict=True)
+            assert {chunk for chunk, one in of_class if one.recomputes} == set(range(first))
 
 
 def test_alpha_is_one_value_in_a_group():

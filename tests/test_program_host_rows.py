@@ -34,16 +34,16 @@ def test_a_row_holds_one_stash_from_its_forward_to_its_backward(name, every):
     most = {made: 2 for made in of_bundle}
     for index, row in rows.items():
         most[classes[index]] = max(most[classes[index]], row + 1)
-    assert table.host_rows(of_bundle) == most
+    assert dict(enumerate(table.host_rows(of_bundle))) == most
     outline = make_outline(*TABLES[name])
-    assert outline.host_rows(of_bundle) == most
+    assert dict(enumerate(outline.host_rows(of_bundle))) == most
 
 
 def test_ticks_that_mix_sequences_have_rows_by_stage():
     table = make_table("seq1f1b", 2, 4, (8,) * 4)
     of_bundle = [0] * (max(table.diagonal_bundles) + 1)
     assert host_rows(table, [None if bundle is None else 0 for bundle in table.tick_bundles]) is None
-    assert table.host_rows(of_bundle) == {0: table.stash_peaks(of_bundle)[0] + 1}
+    assert table.host_rows(of_bundle) == [count + 1 for count in table.stash_peaks(of_bundle)]
 
 
 def test_rows_of_one_sequence_are_a_line_forward_and_back():

@@ -19,13 +19,13 @@ SETTINGS = {
 
 @pytest.mark.parametrize(("cluster", "groups", "hbm_bytes"), SETTINGS.values(), ids=SETTINGS)
 def test_what_fits_is_what_the_search_finds(cluster, groups, hbm_bytes):
-    """Lengths on both sides of the longest one; whichever layout is tried first."""
-    answers, like = set(), None
+    """Lengths on both sides of the longest one; whichever layouts are tried first."""
+    answers, forms = set(), ()
     for length in (2**14, 2**18, 2**19, 3 * 2**18, 2**20, 3 * 2**19, 2**21, 2**23):
         settings = groups | {"sequence": {"length": length, "chunks": 8}, "hardware": {"hbm_bytes": hbm_bytes}}
         config = small_config(cluster, **settings)
-        asked, again, found = Feasibility(config), Feasibility(config, like=like), search(config)
-        problem, like = asked.problem(), asked.found.candidate if asked.found else like
+        asked, again, found = Feasibility(config), Feasibility(config, first=forms), search(config)
+        problem, forms = asked.problem(), again.forms
         assert (problem == "") == (again.found is not None) == found.fits
         assert found.fits or problem.startswith("no plan fits: the smallest plan is ")
         answers.add(found.fits)

@@ -49,9 +49,9 @@ def test_the_fastest_plan_is_searched_at_the_answer_alone(monkeypatch):
         searched.append(config.sequence.length)
         return search(config, cluster)
 
-    def counted_feasibility(config, cluster=None, like=None):
+    def counted_feasibility(config, cluster=None, first=()):
         asked.append(config.sequence.length)
-        return Feasibility(config, cluster, like)
+        return Feasibility(config, cluster, first)
 
     monkeypatch.setattr("sppo_jax.search.limits.search", counted)
     monkeypatch.setattr("sppo_jax.search.limits.Feasibility", counted_feasibility)

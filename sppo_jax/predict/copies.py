@@ -5,7 +5,7 @@ from sppo_jax.predict import waiting
 from sppo_jax.predict.costs import CostModel
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.stash_bytes import fetched_bytes, token_bytes
-from sppo_jax.program.stash import classes_of, merged_classes, slot_bytes, stash_classes
+from sppo_jax.program.stash import merged_classes, slot_bytes, stash_classes
 from sppo_jax.schedule.table import Table
 
 
@@ -26,15 +26,14 @@ def copy_seconds(table: Table, shape: MemoryShape, stash: StashPlan, costs: Cost
         )
     classes = stash_classes(table, stash, shape.seq)
     merged = merged_classes(table, stash, classes)
-    # Many bundles of diagonals have few classes.
-    moved = {id(one): merged.get(one, one) for one in classes_of(classes)}
-    of_class = {
-        one: {"F": slot_bytes(of, token)[1] / link_bytes_s, "B": fetched_bytes(of, shape, stash) / link_bytes_s}
-        for one, of in moved.items()
-    }
-    of_bundle = [of_class[id(one)] for one in classes]
+    moved = [merged.get(one, one) for one in classes.distinct]
+    of_class = [
+        {"F": slot_bytes(one, token)[1] / link_bytes_s, "B": fetched_bytes(one, shape, stash) / link_bytes_s}
+        for one in moved
+    ]
     if weights_s:
-        of_bundle = [{"F": max(one["F"], weights_s), "B": one["B"] + weights_s} for one in of_bundle]
+        of_class = [{"F": max(one["F"], weights_s), "B": one["B"] + weights_s} for one in of_class]
+    of_bundle = [of_class[number] for number in classes.of_bundle.tolist()]
     ticks = zip(table.ticks, table.tick_bundles, waiting_s, strict=True)
     return tuple(more if bundle is None else of_bundle[bundle][tick.kind] + more for tick, bundle, more in ticks)
 

@@ -12,7 +12,6 @@ from sppo_jax.predict.tails import holds_tails, inputs_made_again, tail_bytes, t
 from sppo_jax.program.stash import (
     StashClass,
     TokenBytes,
-    classes_of,
     merged_classes,
     short_rows,
     slot_bytes,
@@ -75,15 +74,12 @@ def stash_bytes(table: Table, shape: MemoryShape, stash: StashPlan) -> StashByte
     """
     token, alone = token_bytes(shape, stash), stash_classes(table, stash, shape.seq)
     merged = merged_classes(table, stash, alone)
-    classes = list(alone)
-    if merged:
-        of_id = {id(one): merged.get(one, one) for one in classes_of(alone)}
-        classes = [of_id[id(one)] for one in alone]
-    num_rows, num_short = table.host_rows(classes), short_rows(table, alone, merged)
+    classes, num_short = alone.renamed(merged), short_rows(table, alone, merged)
+    counts, num_rows = table.stash_peaks(classes.of_bundle), table.host_rows(classes.of_bundle)
     device = host = copy = last = fetched = 0
-    for of_class, count in table.stash_peaks(classes).items():
+    for of_class, count, rows in zip(classes.distinct, counts, num_rows, strict=True):
         (kept, away), back = slot_bytes(of_class, token), fetched_bytes(of_class, shape, stash)
-        device, host = device + (count + 1) * kept, host + num_rows[of_class] * away
+        device, host = device + (count + 1) * kept, host + rows * away
         copy = max(copy, away, back)
         if of_class.uses_host:
             fetched = max(fetched, back)

@@ -4,6 +4,7 @@ The groups of a stage take turns in the same buffers, which have room for the mo
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from sppo_jax.config import ModelConfig
@@ -78,6 +79,7 @@ def key_value_elements(shape: MemoryShape, prefix_tokens: int, chunk_tokens: int
     )
 
 
+@lru_cache(maxsize=4096)
 def ends_in_windows(shape: MemoryShape) -> bool:
     """Returns whether some layers have keys and values of the whole prefix, but none of the last group."""
     model, names = shape.model, shape.model.kind_names

@@ -3,16 +3,18 @@
 And what each tick makes, writes and fetches. No jax here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
+
+import numpy as np
 
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.program.host_rows import host_rows, short_rows_before
 from sppo_jax.program.rows import Rows, zeros
 from sppo_jax.schedule.slots import UnitKey, stash_slots
-from sppo_jax.schedule.table import Table, Unit
+from sppo_jax.schedule.table import AlikeBundles, Table, Unit
 
 FLAGS = ("stash.attends_again",)
 # Places with which ticks of early chunks may have the bodies of late ones, see `merged_classes`.
@@ -91,12 +93,30 @@ class TokenBytes:
         return replace(self, kept=kept, shared=shared, kept_attention=0, shared_attention=0)
 
 
-def recomputing_bundles(table: Table, stash: StashPlan) -> tuple[bool, ...]:
-    """Returns for each bundle whether its backward computes attention again; arguments as `stash_classes`."""
-    return tuple(stash.attention == "recompute" or last < stash.attention_from for last in table.bundle_last_chunks)
+@dataclass(frozen=True, eq=False)
+class StashClasses:
+    """The class of each bundle of diagonals; many bundles have few classes.
+
+    Args:
+        distinct: the classes.
+        of_bundle: the number of each bundle's class.
+    """
+
+    distinct: tuple[StashClass, ...]
+    of_bundle: np.ndarray
+
+    def renamed(self, names: dict[StashClass, StashClass]) -> "StashClasses":
+        """Returns the classes with other names, of which some may be equal."""
+        numbers: dict[StashClass, int] = {}
+        renamed = [numbers.setdefault(names.get(one, one), len(numbers)) for one in self.distinct]
+        return StashClasses(tuple(numbers), np.array(renamed, int)[self.of_bundle])
+
+    def __iter__(self) -> Iterator[StashClass]:
+        """Yields the class of each bundle."""
+        return (self.distinct[number] for number in self.of_bundle.tolist())
 
 
-def stash_classes(table: Table, stash: StashPlan, seq: int) -> tuple[StashClass, ...]:
+def stash_classes(table: Table, stash: StashPlan, seq: int) -> StashClasses:
     """Returns the class of each bundle of diagonals.
 
     Args:
@@ -104,33 +124,36 @@ def stash_classes(table: Table, stash: StashPlan, seq: int) -> tuple[StashClass,
         stash: the places, with alpha.
         seq: devices of a stage, which share the tokens of a chunk.
     """
-    alpha = dict(zip(table.diagonal_bundles, stash.alpha, strict=True))
-    recomputing = recomputing_bundles(table, stash)
+    alike, alike_B = table.alike_bundles
+    alpha_B = np.zeros(len(alike_B))
+    alpha_B[np.asarray(table.diagonal_bundles)] = stash.alpha
+    shares, share_B = np.unique(alpha_B, return_inverse=True)
+    codes, code_B = np.unique(alike_B * len(shares) + share_B, return_inverse=True)
 
-    def make(bundle: int, of_tick: int, hides: bool) -> StashClass:
-        tokens = -(-of_tick // seq)
-        count = round(alpha[bundle] * tokens) if hides else 0
+    def make(of: AlikeBundles, alpha: float) -> StashClass:
+        tokens, recomputes = -(-of.tokens // seq), recomputes_attention(stash, of.last_chunk)
+        count = round(alpha * tokens) if of.hides else 0
         return StashClass(
             tokens=tokens,
             host_inputs=count if stash.inputs in ("host", "period") else 0,
-            host_attention=count if stash.attention == "host" and not recomputing[bundle] else 0,
-            host_rest=hides and stash.rest == "host",
-            recomputes=recomputing[bundle],
-            host_kv=tokens if hides and stash.kv == "host" else 0,
+            host_attention=count if stash.attention == "host" and not recomputes else 0,
+            host_rest=of.hides and stash.rest == "host",
+            recomputes=recomputes,
+            host_kv=tokens if of.hides and stash.kv == "host" else 0,
         )
 
-    # Many bundles have few classes.
-    known: dict[tuple, StashClass] = {}
-    found = []
-    for bundle, (of_tick, hides) in enumerate(zip(table.bundle_tokens, table.overlaps_copies, strict=True)):
-        key = of_tick, hides, alpha[bundle], recomputing[bundle]
-        if key not in known:
-            known[key] = make(bundle, of_tick, hides)
-        found.append(known[key])
-    return tuple(found)
+    numbers: dict[StashClass, int] = {}
+    places = [divmod(code, len(shares)) for code in codes.tolist()]
+    number_of = [numbers.setdefault(make(alike[one], float(shares[share])), len(numbers)) for one, share in places]
+    return StashClasses(tuple(numbers), np.array(number_of)[code_B])
 
 
-def merged_classes(table: Table, stash: StashPlan, classes: Sequence[StashClass]) -> dict[StashClass, StashClass]:
+def recomputes_attention(stash: StashPlan, last_chunk: int) -> bool:
+    """Returns whether the backward of a bundle with this last chunk computes attention again."""
+    return stash.attention == "recompute" or last_chunk < stash.attention_from
+
+
+def merged_classes(table: Table, stash: StashPlan, classes: StashClasses) -> dict[StashClass, StashClass]:
     """Returns for each class whose ticks move as those of another one that other class.
 
     Where attention outputs of late chunks go to the host, the ticks of early chunks have the bodies of late ones: their
@@ -146,7 +169,7 @@ def merged_classes(table: Table, stash: StashPlan, classes: Sequence[StashClass]
     places = stash.inputs, stash.attention, stash.rest
     if not table.passes_groups_in_turn or places not in MERGED:
         return {}
-    known, merged = set(classes_of(classes)), {}
+    known, merged = set(classes.distinct), {}
     for one in known:
         late = replace(one, recomputes=False, host_attention=one.host_inputs)
         if one.recomputes and one.host_inputs == one.tokens and late in known:
@@ -154,9 +177,7 @@ def merged_classes(table: Table, stash: StashPlan, classes: Sequence[StashClass]
     return merged
 
 
-def short_rows(
-    table: Table, classes: Sequence[StashClass], merged: dict[StashClass, StashClass]
-) -> dict[StashClass, int]:
+def short_rows(table: Table, classes: StashClasses, merged: dict[StashClass, StashClass]) -> dict[StashClass, int]:
     """Returns of each class how many of its rows on the host are short, besides the last one, which never is.
 
     Args:
@@ -166,21 +187,11 @@ def short_rows(
     """
     if not merged:
         return {}
-    # Of many bundles few objects differ, and an `id` takes far less time than the hash of a class.
-    rows: dict[StashClass, list[bool]] = {}
-    row_of = {id(own): (rows.setdefault(merged.get(own, own), []), own in merged) for own in classes_of(classes)}
-    for tick, bundle in zip(table.ticks, table.tick_bundles, strict=True):
-        if tick.kind == "B":
-            break  # the next wave has the same rows
-        if bundle is not None:
-            found, is_short = row_of[id(classes[bundle])]
-            found.append(is_short)
-    return {of_class: sum(is_short[:-1]) for of_class, is_short in rows.items()}
-
-
-def classes_of(classes: Sequence[StashClass]) -> list[StashClass]:
-    """Returns the objects among the classes of many bundles, each once; some may be equal."""
-    return list({id(one): one for one in classes}.values())
+    # The next wave has the same rows.
+    bundles_T, targets = table.forwards_before_backwards, classes.renamed(merged)
+    target_T = targets.of_bundle[bundles_T]
+    is_short_T = np.array([one in merged for one in classes.distinct])[classes.of_bundle[bundles_T]]
+    return {one: int(is_short_T[target_T == number][:-1].sum()) for number, one in enumerate(targets.distinct)}
 
 
 def slot_bytes(of: StashClass, token: TokenBytes) -> tuple[int, int]:
@@ -224,17 +235,21 @@ class Stash:
     train: bool = True
 
     @cached_property
-    def _alone(self) -> tuple[StashClass, ...]:
-        return stash_classes(self.table, self.places, self.seq) if self.train else ()
+    def _alone(self) -> StashClasses:
+        return stash_classes(self.table, self.places, self.seq) if self.train else StashClasses((), np.zeros(0, int))
 
     @cached_property
     def _merged(self) -> dict[StashClass, StashClass]:
         return merged_classes(self.table, self.places, self._alone)
 
     @cached_property
+    def _classes(self) -> StashClasses:
+        return self._alone.renamed(self._merged)
+
+    @cached_property
     def of_bundle(self) -> tuple[StashClass, ...]:
         """The class of each bundle of diagonals."""
-        return tuple(self._merged.get(one, one) for one in self._alone)
+        return tuple(self._classes)
 
     @cached_property
     def of_tick(self) -> list[StashClass | None]:
@@ -247,7 +262,8 @@ class Stash:
     def _is_short(self) -> list[bool]:
         """Whether the row of each tick's stash on the host is short."""
         bundles = self.table.tick_bundles
-        return [self.train and bundle is not None and self._alone[bundle] in self._merged for bundle in bundles]
+        is_short = [one in self._merged for one in self._alone]
+        return [self.train and bundle is not None and is_short[bundle] for bundle in bundles]
 
     @cached_property
     def _copies(self) -> tuple[dict[int, int], dict[int, int]]:
@@ -287,7 +303,9 @@ class Stash:
     @cached_property
     def num_rows(self) -> dict[StashClass, int]:
         """The number of rows of each class on the host."""
-        return self.table.host_rows(self.of_bundle) if self.train else {}
+        if not self.train:
+            return {}
+        return dict(zip(self._classes.distinct, self.table.host_rows(self._classes.of_bundle), strict=True))
 
     @cached_property
     def num_short(self) -> dict[StashClass, int]:

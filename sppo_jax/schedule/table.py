@@ -4,14 +4,17 @@ What follows: the anti-diagonals, whose units share a tick's static shape and it
 many stashes, prefixes and head gradients a stage holds at once (`slots` says where each lies).
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from sppo_jax.rules import BREADTH_FIRST
-from sppo_jax.schedule.peaks import Change, Repeat, peak
+from sppo_jax.schedule.peaks import Change, Repeat, peak, peaks
 from sppo_jax.schedule.shapes import rounded_up
 
 # Kinds of units: forward, backward, and head. All stages compute the units of SHARED_KINDS together.
@@ -20,7 +23,6 @@ SHARED_KINDS = ("H",)
 # The schedule in which all chunks of a wave pass a group of layers before any of them passes the next.
 # Compute ticks that must lie between writing a stash and reading it back, so that compute overlaps the copies.
 MIN_HOST_GAP = 3
-Class = TypeVar("Class", bound=Hashable)
 Value = TypeVar("Value")
 
 
@@ -69,6 +71,20 @@ class TickShape(NamedTuple):
     tokens: int
     reach: int
     has_ends: bool = True
+
+
+class AlikeBundles(NamedTuple):
+    """What the class of a bundle's stashes depends on, besides the share that goes to the host.
+
+    Args:
+        tokens: as `Table.bundle_tokens`.
+        hides: as `Table.overlaps_copies`.
+        last_chunk: as `Table.bundle_last_chunks`.
+    """
+
+    tokens: int
+    hides: bool
+    last_chunk: int
 
 
 class PrefixPeaks(NamedTuple):
@@ -259,6 +275,14 @@ class Table:
         """Returns the number of the last chunk, in the order of the sequence, of each bundle."""
         return tuple(chunks[-1] for chunks in self.bundle_chunks)
 
+    @cached_property
+    def alike_bundles(self) -> tuple[list[AlikeBundles], np.ndarray]:
+        """Returns what many bundles have in common, and for each bundle the number of what it has."""
+        numbers: dict[AlikeBundles, int] = {}
+        found = zip(self.bundle_tokens, self.overlaps_copies, self.bundle_last_chunks, strict=True)
+        of_bundle = [numbers.setdefault(AlikeBundles(*one), len(numbers)) for one in found]
+        return list(numbers), np.array(of_bundle)
+
     @property_of_ticks
     def tick_bundles(self) -> tuple[int | None, ...]:
         """Returns the bundle of diagonals of each tick; None for a head tick."""
@@ -396,37 +420,32 @@ class Table:
     @property_of_ticks
     def in_flight(self) -> tuple[int, ...]:
         """Returns the greatest number of chunk stashes that each stage holds at once."""
-        return tuple(peak(chain(*bundles), self.repeats) for bundles in zip(*self._stash_changes, strict=True))
+        held_S = peaks(np.arange(len(self.ticks) + 1), self._stash_changes, self.repeats)
+        return tuple(held_S.tolist())
 
-    def stash_peaks(self, class_of_bundle: Sequence[Class]) -> dict[Class, int]:
+    def stash_peaks(self, class_of_bundle: npt.ArrayLike) -> list[int]:
         """Returns the number of stashes of each class that a stage holds at once, the most of any stage.
 
         Args:
-            class_of_bundle: the class of each bundle of diagonals; only stashes of one class share a buffer.
+            class_of_bundle: the class of each bundle of diagonals, from 0 on; only stashes of one class share a buffer.
         """
-        return self._by_class("stash_peaks", self._stash_peaks, class_of_bundle)
+        return self._by_class("stash_peaks", self._stash_changes, class_of_bundle)
 
-    def _stash_peaks(self, numbers: Sequence[int]) -> list[int]:
-        stages: list[list[list[Iterable[Change]]]] = [[[] for _ in range(self.num_stages)] for _ in set(numbers)]
-        for number, changes in zip(numbers, self._stash_changes, strict=True):
-            for of_class, of_stage in zip(stages[number], changes, strict=True):
-                of_class.append(of_stage)
-        return [max(peak(chain(*of_stage), self.repeats) for of_stage in of_class) for of_class in stages]
-
-    def _by_class(
-        self, name: str, work_out: Callable[[Sequence[int]], list[int]], class_of_bundle: Sequence[Class]
-    ) -> dict[Class, int]:
-        """Returns a count for each class, which follows from the ticks and from which bundles have one class."""
-        # Of many bundles few objects differ, and an `id` takes far less time than the hash of a class.
-        ids = list(map(id, class_of_bundle))
-        numbers: dict[Class, int] = {}
-        objects = dict(zip(ids, class_of_bundle, strict=True))
-        number_of = {key: numbers.setdefault(of_class, len(numbers)) for key, of_class in objects.items()}
-        pattern = tuple(map(number_of.__getitem__, ids))
-        known = self.known_of_ticks.setdefault(name, {})
-        if pattern not in known:
-            known[pattern] = work_out(pattern)
-        return dict(zip(numbers, known[pattern], strict=True))
+    def _by_class(self, name: str, changes_TS: np.ndarray, class_of_bundle: npt.ArrayLike) -> list[int]:
+        """Returns the most that a stage holds of each class, which follows from the ticks and the bundles' classes."""
+        classes_B = np.asarray(class_of_bundle, np.int32)
+        known, key = self.known_of_ticks.setdefault(name, {}), classes_B.tobytes()
+        if key not in known:
+            bundles_T = self._bundles
+            class_of_tick_T = np.where(bundles_T < 0, -1, classes_B[bundles_T])
+            edges = [edge for repeat in self.repeats for edge in (repeat.start, repeat.stop)]
+            known[key] = []
+            for number in range(classes_B.max() + 1):
+                is_of_class_T = class_of_tick_T == number
+                ticks = np.union1d(np.flatnonzero(is_of_class_T), edges).astype(np.int64)
+                changes = changes_TS[ticks] * is_of_class_T[ticks, None]
+                known[key].append(int(peaks(ticks, changes, self.repeats).max()))
+        return known[key]
 
     @property_of_ticks
     def ticks_share_diagonals(self) -> bool:
@@ -438,36 +457,41 @@ class Table:
             if tick.is_compute
         )
 
-    def host_rows(self, class_of_bundle: Sequence[Class]) -> dict[Class, int]:
+    def host_rows(self, class_of_bundle: npt.ArrayLike) -> list[int]:
         """Returns the rows of each class in a stage's buffer on the host; see `program.host_rows`.
 
         They are two at least: compilers know the only row, and drop what its number depends on.
+
+        Args:
+            class_of_bundle: as in `stash_peaks`.
         """
         if not self.ticks_share_diagonals:
-            return {name: count + 1 for name, count in self.stash_peaks(class_of_bundle).items()}
-        return self._by_class("host_rows", self._host_rows, class_of_bundle)
-
-    def _host_rows(self, numbers: Sequence[int]) -> list[int]:
-        changes: list[list[Change]] = [[] for _ in set(numbers)]
-        for index, (tick, bundle) in enumerate(zip(self.ticks, self.tick_bundles, strict=True)):
-            if bundle is not None:
-                changes[numbers[bundle]].append((index, 1 if tick.kind == "F" else -1))
-        return [max(2, peak(found, self.repeats)) for found in changes]
+            return [count + 1 for count in self.stash_peaks(class_of_bundle)]
+        return [max(2, count) for count in self._by_class("host_rows", self._row_changes, class_of_bundle)]
 
     @property_of_ticks
-    def _stash_changes(self) -> list[list[list[Change]]]:
-        """Returns for each bundle of diagonals and stage how many stashes come and go, from F to B."""
-        bundles = self.tick_bundles
-        num_bundles = 1 + max(bundle for bundle in bundles if bundle is not None)
-        changes: list[list[list[Change]]] = [[[] for _ in range(self.num_stages)] for _ in range(num_bundles)]
-        for index, (tick, bundle) in enumerate(zip(self.ticks, bundles, strict=True)):
-            if bundle is None:
-                continue
-            change = index, 1 if tick.kind == "F" else -1
-            for of_stage, unit in zip(changes[bundle], tick.units, strict=True):
-                if unit is not None:
-                    of_stage.append(change)
-        return changes
+    def _bundles(self) -> np.ndarray:
+        """Returns the bundle of diagonals of each tick, and behind the last tick: -1 where there is none."""
+        return np.array([*(-1 if bundle is None else bundle for bundle in self.tick_bundles), -1])
+
+    @property_of_ticks
+    def forwards_before_backwards(self) -> np.ndarray:
+        """Returns the bundle of each forward tick before the first backward one."""
+        first = next((index for index, tick in enumerate(self.ticks) if tick.kind == "B"), len(self.ticks))
+        bundles_T = self._bundles[:first]
+        return bundles_T[bundles_T >= 0]
+
+    @property_of_ticks
+    def _stash_changes(self) -> np.ndarray:
+        """Returns by how many stashes each tick changes what each stage holds, from F to B; none behind the last."""
+        sign = {"F": 1, "B": -1}
+        changes = [[sign.get(tick.kind, 0) * (unit is not None) for unit in tick.units] for tick in self.ticks]
+        return np.array([*changes, [0] * self.num_stages])
+
+    @property_of_ticks
+    def _row_changes(self) -> np.ndarray:
+        """Returns the same for a row on the host, which a tick has for all stages."""
+        return np.sign(self._stash_changes.sum(axis=1, keepdims=True))
 
     @property_of_ticks
     def heads_among_backwards(self) -> bool:

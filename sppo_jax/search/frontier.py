@@ -262,6 +262,11 @@ class Frontier:
             for least_s, more in self.bounded(candidate._replace(alpha="all")):
                 self.push(max(bound, least_s), more)
 
+    def next_by_rank(self, count: int) -> list[Candidate]:
+        """Returns the first candidates of the heap, as far as layouts are open."""
+        found = ((bound, number, what) for bound, number, what in self._heap if not isinstance(what, Family))
+        return [candidate_of(what) for _, _, what in heapq.nsmallest(count, found, key=lambda one: one[:2])]
+
     def any_that_fits(self) -> Outcome | None:
         """Refines what is on top of the heap until a plan fits, and returns it; None if none does."""
         while not self.tried and self._heap:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
-from sppo_jax.search.feasible import Feasibility
-from sppo_jax.search.partitions import Candidate
+from sppo_jax.search.collector import without_collector
+from sppo_jax.search.feasible import Feasibility, Form
 from sppo_jax.search.request import resolve_cluster
 from sppo_jax.search.search import Found, search
 
@@ -69,7 +69,7 @@ class _Trials:
         self.name, self.ask = name, ask
         self.known: dict[int, Trial] = {}
         self.too_large: dict[int, Feasibility] = {}
-        self.like: Candidate | None = None
+        self.forms: tuple[Form, ...] = ()
         self.start_s = time.perf_counter()
 
     def start(self, size: int, found: Found) -> None:
@@ -106,16 +106,17 @@ class _Trials:
             if config.planner == "paper":
                 found = search(config, cluster)
                 return Trial(size=size, name=self.name(size), found=found, problem=found.problem)
-            asked = Feasibility(config, cluster, self.like)
+            asked = Feasibility(config, cluster, self.forms)
         except ValueError as error:
             return Trial(size=size, name=self.name(size), found=None, problem=str(error), is_possible=False)
         if asked.found is None:
             self.too_large[size] = asked
             return Trial(size=size, name=self.name(size), found=None, problem=_TOO_LARGE)
-        self.like = asked.found.candidate
+        self.forms = asked.forms
         return Trial(size=size, name=self.name(size), found=None, problem="")
 
 
+@without_collector()
 def max_length(config: Config, cluster: Cluster | None = None, *, found: Found | None = None) -> Bound:
     """Finds the longest sequence that fits: by doubling from the config's length, then by halving the interval.
 
@@ -164,6 +165,7 @@ def max_length(config: Config, cluster: Cluster | None = None, *, found: Found |
     return trials.bound(low if low > 0 else None, high)
 
 
+@without_collector()
 def min_devices(config: Config, cluster: Cluster | None = None, *, found: Found | None = None) -> Bound:
     """Finds the smallest cluster that a plan fits: 1, 2, 4, ... devices of one host, then whole hosts.
 

@@ -12,7 +12,7 @@ from sppo_jax.predict.costs import CostModel
 from sppo_jax.predict.holders import optimizer_bytes
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.stash_bytes import stash_bytes, token_bytes
-from sppo_jax.program.stash import recomputing_bundles
+from sppo_jax.program.stash import recomputes_attention
 from sppo_jax.rules import Facts, check
 from sppo_jax.schedule.table import MIN_HOST_GAP, Table, TickShape
 from sppo_jax.search.because import Because, joined
@@ -166,8 +166,8 @@ def _hidden_shares(stash: StashPlan, table: Table, shape: MemoryShape, costs: Co
         return min(1.0, max(0.0, spare_bytes / (token.stashed(recomputes).shared * tokens)))
 
     # Many bundles are alike.
-    alike = list(zip(table.bundle_chunks, table.bundle_tokens, recomputing_bundles(table, stash), strict=True))
-    shares = {bundle: share(*bundle) for bundle in set(alike)}
+    alike = list(zip(table.bundle_chunks, table.bundle_tokens, strict=True))
+    shares = {bundle: share(*bundle, recomputes_attention(stash, last_chunk=bundle[0][-1])) for bundle in set(alike)}
     return [shares[bundle] if hides else 0.0 for bundle, hides in zip(alike, table.overlaps_copies, strict=True)]
 
 

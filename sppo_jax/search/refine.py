@@ -97,10 +97,9 @@ def with_queries_on_the_ring(chosen: Outcome, limit_s: float) -> tuple[Outcome, 
         return chosen, ""
     found = evaluate(candidate._replace(ring_pass="q"))
     is_tie = found.step_s <= min(limit_s, chosen.step_s * (1 + _MOST_LONGER))
-    if not is_tie or not found.memory.fits(cluster) or bodies_of(found) >= bodies_of(chosen):
+    if not is_tie or not found.memory.fits(cluster) or (fewer := bodies_of(found)) >= (more := bodies_of(chosen)):
         return chosen, ""
-    change = found.step_s / chosen.step_s - 1
-    return found, Because.QUERIES_ON_RING(change=change, fewer=bodies_of(found), more=bodies_of(chosen))
+    return found, Because.QUERIES_ON_RING(change=found.step_s / chosen.step_s - 1, fewer=fewer, more=more)
 
 
 def with_fewer_bodies(outcome: Outcome) -> Outcome:

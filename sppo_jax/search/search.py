@@ -11,6 +11,7 @@ from sppo_jax.predict.memory import Memory
 from sppo_jax.predict.pinned import refusal
 from sppo_jax.rules import BREADTH_FIRST
 from sppo_jax.search.because import joined
+from sppo_jax.search.collector import without_collector
 from sppo_jax.search.evaluate import Outcome, plan_of
 from sppo_jax.search.explain import Results, others, over, reasons_of, times_slower
 from sppo_jax.search.frontier import TIE, Fastest, Filter
@@ -65,6 +66,7 @@ class Found:
     stopped_by: str = ""
 
 
+@without_collector()
 def search(config: Config, cluster: Cluster | None = None) -> Found:
     """Searches what the config leaves "auto" for the shortest simulated step that fits.
 

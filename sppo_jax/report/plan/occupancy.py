@@ -73,7 +73,7 @@ def unit_bytes(table: Table, shape: MemoryShape, stash: StashPlan, *, moved: boo
 
 def rebuilt_bytes(table: Table, shape: MemoryShape, stash: StashPlan) -> dict[UnitKey, int]:
     """Returns for each unit the bytes that come back so that its keys and values are there again."""
-    bundles, classes = table.diagonal_bundles, stash_classes(table, stash, shape.seq)
+    bundles, classes = table.diagonal_bundles, list(stash_classes(table, stash, shape.seq))
     diagonals = table.unit_diagonals.items()
     return {key: refetch_bytes(classes[bundles[diagonal]], shape, stash) for key, diagonal in diagonals}
 

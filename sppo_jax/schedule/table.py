@@ -442,7 +442,9 @@ class Table:
             known[key] = []
             for number in range(classes_B.max() + 1):
                 is_of_class_T = class_of_tick_T == number
-                ticks = np.union1d(np.flatnonzero(is_of_class_T), edges).astype(np.int64)
+                counts_T = is_of_class_T.copy()
+                counts_T[edges] = True
+                ticks = np.flatnonzero(counts_T)
                 changes = changes_TS[ticks] * is_of_class_T[ticks, None]
                 known[key].append(int(peaks(ticks, changes, self.repeats).max()))
         return known[key]

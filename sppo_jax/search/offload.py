@@ -128,7 +128,8 @@ def choose_alpha(
 
     def capped(cap: float) -> StashPlan:
         values = {share: min(cap, level) for share, level in levels.items()}
-        return replace(stash, alpha=tuple(values[shares[bundle]] for bundle in bundles))
+        of_bundle = [values[share] for share in shares]
+        return replace(stash, alpha=tuple(map(of_bundle.__getitem__, bundles)))
 
     # Every unit in a slot of its own is the most that a host can need.
     most, token = table.num_sequences * table.num_chunks * table.num_groups, token_bytes(shape, stash)

@@ -47,13 +47,20 @@ def test_a_step_on_the_host_needs_what_its_plan_may_pin():
     assert cases["1B at 128K, kept"].host_gib == cases["longest"].host_gib == 8
 
 
-@pytest.mark.parametrize("what, kinds", [("loops in CUDA graphs", "+WHILE"), ("no CUDA graphs", "COLLECTIVES")])
-def test_the_same_step_runs_with_more_and_without_cuda_graphs(what, kinds):
+@pytest.mark.parametrize(
+    "what, flag",
+    [
+        ("loops in CUDA graphs", "command_buffer=+WHILE"),
+        ("no CUDA graphs", "command_buffer=COLLECTIVES"),
+        ("loops of two iterations", "while_loop_double_buffering=true"),
+    ],
+)
+def test_the_same_step_runs_with_other_flags_of_xla(what, flag):
     cases = {case.name: case for case in step.cases(tiny=False)}
-    plain, graphs = (cases[f"1B at 128K, all on the host{end}"] for end in ("", f", {what}"))
-    assert graphs.settings == plain.settings | {"graphs": what}
-    assert (plain.flags, graphs.flags) == ("", f"--xla_gpu_enable_command_buffer={kinds}")
-    assert graphs.flags in environment(graphs, H200, "run")["XLA_FLAGS"]
+    plain, other = (cases[f"1B at 128K, all on the host{end}"] for end in ("", f", {what}"))
+    assert other.settings == plain.settings | {"xla": what}
+    assert (plain.flags, other.flags) == ("", f"--xla_gpu_enable_{flag}")
+    assert other.flags in environment(other, H200, "run")["XLA_FLAGS"]
 
 
 def test_steps_of_other_orders_and_flags_do_not_mix_in_an_aim(tmp_path):

@@ -19,6 +19,7 @@ FIRST = (
 # How much a case decides; the first prefix that a key has counts, and longer prefixes stand first.
 WORTH = {
     "step/1B at 128K, all on the host, loops in CUDA graphs": 20,
+    "step/1B at 128K, all on the host, loops of two iterations": 150,
     "step/8B's widths, 8 layers": 200,
     "attention/profile": 420,
     "delta/256K tokens, 4 heads, 8 spans": 280,

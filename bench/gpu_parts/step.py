@@ -56,8 +56,13 @@ TINY_STEP = {"model": TINY, "length": 128, "chunks": 4, "stash": "kept", "host_g
 TINY_HYBRID = TINY_STEP | {"model": TINY | {"layers": "delta,full"}, "length": 48, "chunks": 2}
 # A step at 512K then takes under 15 s; a stage needs two layers to hide its copies.
 FEW_LAYERS = 2
-# What XLA takes into CUDA graphs, where that is not its default.
-_GRAPHS = {"loops in CUDA graphs": GRAPHS_FLAG, "no CUDA graphs": NO_GRAPHS_FLAG}
+# What XLA does otherwise: what it takes into CUDA graphs, and loops of two iterations, in which two arrays hold a packed
+# stash in turn and none is copied (docs/notes/host-copies.md).
+_OTHERWISE = {
+    "loops in CUDA graphs": GRAPHS_FLAG,
+    "no CUDA graphs": NO_GRAPHS_FLAG,
+    "loops of two iterations": "--xla_gpu_enable_while_loop_double_buffering=true",
+}
 # Longer steps are timed twice, others three times.
 _LONG_S, _LONG_RUNS = 5.0, 2
 # Host memory that a plan may take.
@@ -80,8 +85,8 @@ def cases(*, tiny: bool) -> list[Case]:
             settings = {"model": model, "length": length * _K, "stash": stash, "host_gib": HOST_GIB}
             found.append(_case(f"{name}, {stash}", settings, seconds))
             if (length, stash) == (128, "all on the host"):  # the same step, to compare
-                for graphs, flag in _GRAPHS.items():
-                    found.append(_case(f"{name}, {stash}, {graphs}", settings | {"graphs": graphs}, seconds, flag))
+                for what, flag in _OTHERWISE.items():
+                    found.append(_case(f"{name}, {stash}, {what}", settings | {"xla": what}, seconds, flag))
     groups = {"model": ONE_BILLION, "length": 128 * _K, "schedule": BREADTH_FIRST}
     for stash in STASHES:
         host_gib = _LARGE_HOST_GIB if stash == "planned" else HOST_GIB
@@ -99,7 +104,7 @@ def cases(*, tiny: bool) -> list[Case]:
         _case("8B's widths, 8 layers, at 128K, planned", eight, 105),
         _case(
             "8B's widths, 8 layers, at 128K, planned, no CUDA graphs",
-            eight | {"graphs": "no CUDA graphs"},
+            eight | {"xla": "no CUDA graphs"},
             105,
             NO_GRAPHS_FLAG,
         ),
@@ -206,7 +211,7 @@ def order_of(settings: dict) -> str:
 def _variant_of(settings: dict) -> str:
     """Name what differs in a case besides model, length and stash."""
     place = f", optimizer on the {settings['optimizer']}" if "optimizer" in settings else ""
-    return order_of(settings) + place + (f", {settings['graphs']}" if "graphs" in settings else "")
+    return order_of(settings) + place + (f", {settings['xla']}" if "xla" in settings else "")
 
 
 def prepare(settings: dict, device: str) -> Ready:

@@ -143,11 +143,18 @@ def holders_of(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Number
         held: what the schedule tells.
         numbers: the fitted ones.
     """
-    return [*beside_stash(shape, stash, held, numbers), *stash_holders(shape, held)]
+    return [
+        *beside_work(shape, stash, held),
+        *work_holders(shape, stash, held, numbers),
+        *stash_holders(shape, held),
+    ]
 
 
-def beside_stash(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Numbers = NUMBERS) -> list[Holder]:
-    """Returns the holders that do not depend on `held.stash`; arguments as `holders_of`."""
+def beside_work(shape: MemoryShape, stash: StashPlan, held: Held) -> list[Holder]:
+    """Returns those that depend neither on `held.stash` nor on the place of the rest; arguments as `holders_of`.
+
+    The place of layer inputs counts only as far as it makes tails; see `tails.holds_tails`.
+    """
     return [
         *_parameters(shape, held.num_groups, held.num_stages, held.num_parts, stash.kv),
         *_experts_again(shape, held),
@@ -155,13 +162,13 @@ def beside_stash(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Numb
         *_tables(shape, held),
         *_prefixes(shape, stash, held),
         *_between(shape, held),
-        *_work(
-            shape,
-            Ways(stash.inputs, stash.rest, stash.kv, stash.waiting),
-            (held.tick_tokens, held.prefix_tokens),
-            numbers,
-        ),
     ]
+
+
+def work_holders(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Numbers = NUMBERS) -> tuple[Holder, ...]:
+    """Returns what the forward or the backward of a layer works on; arguments as `holders_of`."""
+    ways = Ways(stash.inputs, stash.rest, stash.kv, stash.waiting)
+    return _work(shape, ways, (held.tick_tokens, held.prefix_tokens), numbers)
 
 
 @lru_cache(maxsize=1024)

@@ -28,6 +28,7 @@ def tail_keys(model: ModelConfig, shape: MemoryShape) -> int:
     return model.window_within(shape.length) // (shape.seq // shape.ulysses)
 
 
+@lru_cache(maxsize=4096)
 def tail_bytes(shape: MemoryShape) -> int:
     """Returns the bytes of the tails of a stash."""
 
@@ -39,6 +40,7 @@ def tail_bytes(shape: MemoryShape) -> int:
     return sum(2 * count * heads * keys * dim * shape.compute_bytes for (heads, keys, dim), count in tails.items())
 
 
+@lru_cache(maxsize=4096)
 def token_key_values(shape: MemoryShape) -> int:
     """Returns the elements of a token's keys and values in layers of a group that have no tail, all heads."""
 
@@ -66,17 +68,22 @@ def key_value_elements(shape: MemoryShape, prefix_tokens: int, chunk_tokens: int
         chunk_tokens: of a longest tick after the all-to-all, which a tail has behind it.
         padded: the elements that a head of so many takes.
     """
+    return sum(
+        2 * count * heads * padded(dim) * (keys + chunk_tokens if keys else prefix_tokens)
+        for (heads, dim, keys), count in _caches(shape)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _caches(shape: MemoryShape) -> tuple[tuple[tuple[int, int, int], int], ...]:
+    """Returns heads, their elements and keys of a tail of the layers of a group that have keys and values, counted."""
 
     def of_cache(kind: ModelConfig) -> tuple[int, int, int] | None:
         if state_counts(kind):
             return None
         return kv_heads_per_device(kind, shape.ulysses), kind.head_dim, tail_keys(kind, shape)
 
-    found = most_layers(shape, of_cache)
-    return sum(
-        2 * count * heads * padded(dim) * (keys + chunk_tokens if keys else prefix_tokens)
-        for (heads, dim, keys), count in found.items()
-    )
+    return tuple(most_layers(shape, of_cache).items())
 
 
 @lru_cache(maxsize=4096)

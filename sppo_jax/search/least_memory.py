@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from sppo_jax.hardware import usable_bytes, usable_host_bytes
 from sppo_jax.plan.parts import StashPlan
-from sppo_jax.predict.holders import Held, beside_stash, optimizer_bytes, stash_holders, sums
+from sppo_jax.predict.holders import Held, beside_work, optimizer_bytes, stash_holders, sums, work_holders
 from sppo_jax.predict.memory import batch_bytes
 from sppo_jax.predict.stash_bytes import StashBytes, token_bytes
+from sppo_jax.predict.tails import holds_tails
 from sppo_jax.program.stash import TokenBytes
 from sppo_jax.schedule.generators import chunks_in_flight
 from sppo_jax.search.layouts import Layout
@@ -98,12 +99,15 @@ class LeastMemory:
         # One slot is spare. All of them may be those of a last stash, where others go to the host.
         stashed = int((flight.tokens / layout.mesh.seq + tokens // layout.mesh.seq) * token.kept)
         last, fetched = (stashed, 1) if token.away else (0, 0)
-        held = self._held(partition, tokens, stash, flight, StashBytes(stashed, 0, 0, last, fetched))
-        key = layout, held[: Held._fields.index("stash")], stash.kv, stash.rest, stash.inputs
+        held, shape = (
+            self._held(partition, tokens, stash, flight, StashBytes(stashed, 0, 0, last, fetched)),
+            layout.shape,
+        )
+        key = layout, held[: Held._fields.index("stash")], stash.kv, holds_tails(shape, stash)
         if key not in self._sums:
-            self._sums[key] = sums(beside_stash(layout.shape, stash, held))
+            self._sums[key] = sums(beside_work(shape, stash, held))
         found = dict(self._sums[key])
-        for _, size_bytes, moments in stash_holders(layout.shape, held):
+        for _, size_bytes, moments in (*work_holders(shape, stash, held), *stash_holders(shape, held)):
             for moment in moments:
                 found[moment] += size_bytes
         return max(found.values())

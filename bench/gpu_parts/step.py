@@ -56,8 +56,8 @@ TINY_STEP = {"model": TINY, "length": 128, "chunks": 4, "stash": "kept", "host_g
 TINY_HYBRID = TINY_STEP | {"model": TINY | {"layers": "delta,full"}, "length": 48, "chunks": 2}
 # A step at 512K then takes under 15 s; a stage needs two layers to hide its copies.
 FEW_LAYERS = 2
-# What XLA does otherwise: what it takes into CUDA graphs, and loops of two iterations, in which two arrays hold a packed
-# stash in turn and none is copied (docs/notes/host-copies.md).
+# What XLA does otherwise: what it takes into CUDA graphs, and loops of two iterations, in which two arrays hold a
+# packed stash in turn and none is copied (docs/notes/host-copies.md).
 _OTHERWISE = {
     "loops in CUDA graphs": GRAPHS_FLAG,
     "no CUDA graphs": NO_GRAPHS_FLAG,

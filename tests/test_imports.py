@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1] / "sppo_jax"
 LAYERS = (
     "version",
     "units",
+    "collector",
     "files",
     "paths",
     "locks",
@@ -52,6 +53,7 @@ LAYERS = (
 WITHOUT_JAX = (
     "version",
     "units",
+    "collector",
     "files",
     "paths",
     "locks",

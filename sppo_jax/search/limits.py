@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from sppo_jax.collector import without_collector
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
-from sppo_jax.search.collector import without_collector
 from sppo_jax.search.feasible import Feasibility, Form
 from sppo_jax.search.request import resolve_cluster
 from sppo_jax.search.search import Found, search

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from sppo_jax.collector import without_collector
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
@@ -11,7 +12,6 @@ from sppo_jax.predict.memory import Memory
 from sppo_jax.predict.pinned import refusal
 from sppo_jax.rules import BREADTH_FIRST
 from sppo_jax.search.because import joined
-from sppo_jax.search.collector import without_collector
 from sppo_jax.search.evaluate import Outcome, plan_of
 from sppo_jax.search.explain import Results, others, over, reasons_of, times_slower
 from sppo_jax.search.frontier import TIE, Fastest, Filter

@@ -151,7 +151,7 @@ def holders_of(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Number
 
 
 def beside_work(shape: MemoryShape, stash: StashPlan, held: Held) -> list[Holder]:
-    """Returns those that depend neither on `held.stash` nor on the place of the rest; arguments as `holders_of`.
+    """Returns the holders that depend neither on `held.stash` nor on the place of the rest; arguments as `holders_of`.
 
     The place of layer inputs counts only as far as it makes tails; see `tails.holds_tails`.
     """

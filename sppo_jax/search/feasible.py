@@ -14,7 +14,7 @@ from sppo_jax.search.offload import Places
 from sppo_jax.search.partitions import Candidate
 from sppo_jax.search.request import Request, preferences, read_request
 
-Form = tuple
+Form = tuple  # mesh, split, interleave, way and places
 # Places in the heap. An excess is -1 at least: layouts come before the candidates of others, but behind those of the
 # layouts that are tried first.
 _LAYOUTS, _FIRST = -2.0, -4.0

@@ -99,10 +99,8 @@ class LeastMemory:
         # One slot is spare. All of them may be those of a last stash, where others go to the host.
         stashed = int((flight.tokens / layout.mesh.seq + tokens // layout.mesh.seq) * token.kept)
         last, fetched = (stashed, 1) if token.away else (0, 0)
-        held, shape = (
-            self._held(partition, tokens, stash, flight, StashBytes(stashed, 0, 0, last, fetched)),
-            layout.shape,
-        )
+        shape = layout.shape
+        held = self._held(partition, tokens, stash, flight, StashBytes(stashed, 0, 0, last, fetched))
         key = layout, held[: Held._fields.index("stash")], stash.kv, holds_tails(shape, stash)
         if key not in self._sums:
             self._sums[key] = sums(beside_work(shape, stash, held))

@@ -17,6 +17,11 @@ MOST_SHAPES = 6
 BREADTH_FIRST = "breadth-first"
 # Tokens that the kernel for TPUs takes at least at a time.
 KERNEL_TILE = 128
+# The most pairs of a block of queries and a block of keys that it visits: a core lists its own, as numbers of 4 bytes,
+# in a memory of 1 MiB, a quarter of which is left free.
+MOST_PAIRS = 3 * 2**16
+# The most blocks of queries, and of keys, that such a number tells apart.
+MOST_BLOCKS = 2**12, 2**15
 # Schedules whose sequences are one chunk.
 UNCUT = ("1f1b", "interleaved-1f1b")
 
@@ -56,6 +61,7 @@ class Facts:
         groups: "static", or "flex": each document has devices of its own.
         kernel: the attention kernel.
         blocks: bytes of a step of the kernel for TPUs, and those that a core has for it.
+        visits: blocks of queries of a chunk, and of keys, that the kernel for TPUs has on a device.
         schedule: name of the schedule.
         one_group_at_a_time: whether the schedule passes one group of layers at a time.
         interleave: groups of layers of a stage.
@@ -94,6 +100,7 @@ class Facts:
     groups: str | None = None
     kernel: str | None = None
     blocks: tuple[int, int] | None = None
+    visits: tuple[int, int] | None = None
     schedule: str | None = None
     one_group_at_a_time: bool | None = None
     interleave: int | None = None
@@ -425,6 +432,18 @@ def _memory_of_kernel(facts: Facts) -> Broken | None:
     return Broken(must, needed, change)
 
 
+def _visits_of_kernel(facts: Facts) -> Broken | None:
+    """The pairs of blocks with visible tokens are data, so each core lists them."""
+    if facts.kernel != "pallas" or facts.visits is None:
+        return None
+    queries, keys = facts.visits
+    if queries <= MOST_BLOCKS[0] and keys <= MOST_BLOCKS[1] and queries * keys <= MOST_PAIRS:
+        return None
+    must = f"model.kernel=pallas must visit at most {MOST_PAIRS} pairs of blocks in a chunk"
+    got = f"{queries} blocks of queries and {keys} of keys"
+    return Broken(must, got, "use more sequence.chunks or a longer mesh.seq, or model.kernel=blockwise")
+
+
 def _members_of_kernel(facts: Facts) -> int | None:
     """Returns over how many devices the kernel for TPUs has a chunk's tokens spread; None: other kernel, or open."""
     if facts.kernel != "pallas" or facts.seq is None:
@@ -577,6 +596,7 @@ RULES = (
     _chunks_of_kernel,
     _window_of_kernel,
     _memory_of_kernel,
+    _visits_of_kernel,
     _wave,
     _one_group_at_a_time,
     _several_groups,

@@ -1,5 +1,6 @@
 """Intervals and steps of the kernel for TPUs, against the comparison of all tags."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -78,3 +79,16 @@ def test_too_many_pairs_of_blocks_are_refused():
     found = Intervals(*(jnp.zeros(2**17, jnp.int32),) * 2)
     with pytest.raises(ValueError, match="at most 196608 pairs of blocks in a chunk, got 1024 blocks of queries"):
         find_steps(found, 2**17, (128, 512), num_lists=1, by="query")
+
+
+@pytest.mark.parametrize("by", ["query", "key"])
+def test_cores_share_the_pairs_of_blocks_that_a_table_holds(by):
+    """A core has a list of its own share, so that two of them visit as many pairs as one."""
+    found = Intervals(*(jnp.zeros(2**16, jnp.int32),) * 2)
+
+    def list_steps(num_keys):
+        return jax.eval_shape(lambda: find_steps(found, num_keys, (256, 512), num_lists=2, by=by))
+
+    assert list_steps(768 * 512).table.shape == (2, 256 * 768 // 2)
+    with pytest.raises(ValueError, match="at most 196608 pairs of blocks in a chunk, got 256 blocks"):
+        list_steps(770 * 512)

@@ -85,6 +85,10 @@ CASES = {
         dict(kernel="pallas", blocks=(70 * 2**20, 56 * 2**20)),
         "blocks of model.kernel=pallas must fit into the 56 MiB of a core's memory for them, got 70 MiB; use more ",
     ),
+    "_visits_of_kernel": (
+        dict(kernel="pallas", visits=(300, 1000)),
+        "must visit at most 196608 pairs of blocks in a chunk, got 300 blocks of queries and 1000 of keys; use more ",
+    ),
     "_wave": (
         dict(sequences=12, wave=5),
         "schedule.wave=5 must divide the sequences of a pipeline, got 12; use 4 or 6, ",

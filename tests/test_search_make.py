@@ -515,3 +515,14 @@ def test_pipelines_that_cannot_share_the_sequences_are_refused():
     with pytest.raises(ValueError) as error:
         make_plan(asked, make_cluster(DEVICES["cpu"], 3))
     assert "mesh.data must divide sequence.per_step=4, got mesh.data=3" in str(error.value)
+
+
+def test_a_plan_visits_no_more_blocks_than_the_kernel_for_tpus_lists():
+    """Of one chunk there are 256 blocks of queries and 1024 of keys, of each of two 128 and 768."""
+    cluster, kind = parse_cluster("v5p:2x2x1"), {"kind": "ulysses", "chunks": 1}
+    with pytest.raises(ValueError, match="at most 196608 pairs of blocks in a chunk, got 256 blocks of qu"):
+        make_plan(config(LLAMA, 2**18, mesh={"seq": 4}, sequence=kind), cluster)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plan = make_plan(config(LLAMA, 2**18, mesh={"seq": 4}, sequence={**kind, "chunks": 2}), cluster)
+    assert plan.kernel == "pallas" and len(plan.chunk_lengths) == 2

@@ -6,6 +6,7 @@ keys. A kernel then needs no tags: a key is visible if lo <= its index < hi.
 Letters: T queries, S keys, P cores of a device, N steps; a step is a block of queries and a block of keys.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,13 +15,11 @@ import jax.numpy as jnp
 
 from sppo_jax.attention.pallas_blocks import Blocks
 from sppo_jax.attention.spans import Spans
+from sppo_jax.rules import Facts, check
 
 NONE, EDGE, FULL = 0, 1, 2  # kinds of a step: nothing is visible, some pairs are, all are
 # A step is one int32: the first bit and the mask of each of its fields.
 _BITS = {"kind": (0, 3), "first": (2, 1), "last": (3, 1), "query": (4, 0xFFF), "key": (16, 0xFFFF)}
-_MOST_QUERY_BLOCKS, _MOST_KEY_BLOCKS = 2**12, 2**15
-# Tables lie in a memory for scalars that holds 1 MiB on every chip.
-_MOST_TABLE_BYTES = 768 * 1024
 _FAR = 2**30
 
 
@@ -151,16 +150,13 @@ def find_steps(intervals: Intervals, num_keys: int, blocks: tuple[int, int], *, 
         by: which blocks are dealt: "query" (each core has its own queries) or "key" (its own keys).
 
     Raises:
-        ValueError: there are more blocks than a table holds.
+        ValueError: there are more pairs of blocks than a core can list.
     """
     block_q, block_k = blocks
     num_q, num_k = intervals.lo.shape[0] // block_q, -(-num_keys // block_k)
-    size = num_q * num_k if by == "query" else num_q * -(-num_k // num_lists)
-    if num_q > _MOST_QUERY_BLOCKS or num_k > _MOST_KEY_BLOCKS or 4 * num_lists * size > _MOST_TABLE_BYTES:
-        raise ValueError(
-            f"model.kernel=pallas must visit at most {_MOST_TABLE_BYTES // 4 // num_lists} pairs of blocks in a chunk, "
-            f"got {num_q} blocks of queries and {num_k} of keys; use more chunks or a longer seq axis"
-        )
+    check(Facts(kernel="pallas", visits=(num_q, num_k)))
+    shared = -(-num_q // num_lists), num_k
+    size = math.prod(shared if by == "query" else (num_q, -(-num_k // num_lists)))
     reach = _reach(intervals, block_q, block_k)
     lists = [_list_of(core, num_lists, reach, by, size) for core in range(num_lists)]
     tables, counts, active = zip(*lists, strict=True)

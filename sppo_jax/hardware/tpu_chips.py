@@ -130,6 +130,19 @@ def block_queries(num_queries: int, num_groups: int, itemsize: int) -> int:
     return _largest_part(num_queries, BLOCK_ROWS // _wide(itemsize) // num_groups)
 
 
+def num_blocks(num_queries: int, num_keys: int, num_groups: int, itemsize: int) -> tuple[int, int]:
+    """Returns the blocks of queries of a chunk, and those of the keys of its buffer.
+
+    Args:
+        num_queries: of a chunk on a ring member.
+        num_keys: of the buffer of a ring member.
+        num_groups: query heads of a key-value head.
+        itemsize: bytes of an element.
+    """
+    sizes = block_queries(num_queries, num_groups, itemsize), block_keys(num_keys, itemsize)
+    return -(-num_queries // sizes[0]), -(-num_keys // sizes[1])
+
+
 def block_bytes(num_groups: int, head_dim: int, itemsize: int, *, queries: int = 0) -> int:
     """Returns the bytes of a core's memory that the larger of the two kernels takes for a step.
 

@@ -1,10 +1,12 @@
 """What a candidate comes to: its memory, its simulated step, and its Plan; and what was predicted for a Plan."""
 
+import math
 from dataclasses import dataclass, replace
 
 from sppo_jax.config import Config
 from sppo_jax.hardware.capacity import OLD_SPARE, pool_share, spare_share, usable_bytes, usable_host_bytes
 from sppo_jax.hardware.cluster import Cluster
+from sppo_jax.hardware.tpu_chips import num_blocks
 from sppo_jax.plan.parts import MeshShape, Predicted, SchedulePlan, StashPlan, model_shape
 from sppo_jax.plan.plan import Plan, schedule_table
 from sppo_jax.predict.copies import copy_seconds
@@ -18,7 +20,7 @@ from sppo_jax.schedule.table import Table
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.offload import choose_alpha, largest_alpha
 from sppo_jax.search.partitions import Candidate, Partition
-from sppo_jax.search.request import Request, read_request
+from sppo_jax.search.request import Request, query_heads, read_request
 from sppo_jax.search.splits import SequenceSplit
 from sppo_jax.units import format_bytes
 from sppo_jax.version import __version__
@@ -77,6 +79,8 @@ def size(candidate: Candidate) -> Sized:
                 kernel=layout.request.kernel,
             )
         )
+    if layout.request.kernel == "pallas":
+        check(Facts(kernel="pallas", visits=_visits(candidate.partition)))
     table, shape = outline_of(candidate), candidate.layout.shape
     stash, reason = choose_alpha(_stash_of(candidate), candidate.alpha, table, shape, _costs_of(candidate, table))
     return Sized(
@@ -86,6 +90,19 @@ def size(candidate: Candidate) -> Sized:
         memory=predict_memory(table, shape, stash),
         all_away=stash.alpha == largest_alpha(table),
     )
+
+
+def _visits(partition: Partition) -> tuple[int, int]:
+    """Returns the blocks of queries and of keys of the tick with most pairs of them, on a ring member.
+
+    Its keys are those of a whole sequence where they travel, and else the whole buffer: a longest tick more.
+    """
+    layout, ticks = partition.layout, set(partition.shapes or partition.chunk_lengths)
+    request, ring = layout.request, layout.split.ring
+    heads, length = max(query_heads(request.config.model, layout.split.ulysses)), request.config.sequence.length
+    keys = (-(-tokens // ring) for tokens in (length, length + max(ticks)))
+    found = (num_blocks(-(-queries // ring), most, heads, request.compute_bytes) for most in keys for queries in ticks)
+    return max(found, key=math.prod)
 
 
 def evaluate(candidate: Candidate, sized: Sized | None = None) -> Outcome:

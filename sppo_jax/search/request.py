@@ -237,10 +237,16 @@ def _blocks_of_kernel(model: ModelConfig, device: Device, compute_bytes: int, ul
     if device.name not in TPU_CHIPS:
         return None
     needed = (
-        block_bytes(max(1, kind.num_heads // math.lcm(kind.num_kv_heads, ulysses)), kind.head_dim, compute_bytes)
-        for kind in model.attention_kinds or [model]
+        block_bytes(heads, kind.head_dim, compute_bytes)
+        for heads, kind in zip(query_heads(model, ulysses), model.attention_kinds or [model], strict=True)
     )
     return int(SPILLED * max(needed)), TPU_CHIPS[device.name].vmem_bytes
+
+
+def query_heads(model: ModelConfig, ulysses: int) -> list[int]:
+    """Returns the query heads of a key-value head on a device, of each kind of layer with attention."""
+    kinds = model.attention_kinds or [model]
+    return [max(1, kind.num_heads // math.lcm(kind.num_kv_heads, ulysses)) for kind in kinds]
 
 
 def _check_enough(config: Config, cluster: Cluster) -> None:

@@ -1,5 +1,8 @@
 """The kernel for TPUs in the pipeline, interpreted: loss and every gradient in float32 against the dense model."""
 
+import re
+
+import jax
 import numpy as np
 import pytest
 import team_cases
@@ -36,6 +39,18 @@ def test_every_gradient_is_the_dense_one(name):
 @pytest.mark.slow
 def test_teams_have_the_dense_gradients():
     compare(FLEXIBLE, seed=0, count=4, batches=team_cases.batches)
+
+
+def test_a_forward_writes_to_the_caches_behind_the_one_before():
+    """XLA:TPU would else copy the caches, see `executor`."""
+    plan, model = small_plan((128, 256), kernel="pallas"), small_model(dtype="float32", **MODEL)
+    with pytest.warns(UserWarning, match="which interpret it"):
+        step = value_and_grad(plan, model)
+    batch = random_batch(np.random.default_rng(0), 1, 384, model.config.vocab_size, documents=1)
+    text = jax.jit(lambda params, batch: step(params, batch)).lower(nnx.state(model, nnx.Param), batch).as_text()
+    cache = "tensor<1x2x2x640x128xf32>"
+    found = re.findall(rf"optimization_barrier [^:]* : tensor<(\d+)x\d+xf32>, {cache}, {cache}\n", text)
+    assert found == ["128", "256"], "a barrier of output and caches for each chunk"
 
 
 def test_a_cpu_says_that_it_interprets_the_kernel():

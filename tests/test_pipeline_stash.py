@@ -49,6 +49,22 @@ def test_what_is_stashed_comes_back_bit_for_bit(host_rows, host_pieces):
     assert sum(piece.size for piece in part) == elements and len(part) == len(host_pieces)  # nothing is padded
 
 
+@pytest.mark.parametrize("lanes,ordered", [(0, 0), (8, 2)])
+def test_arrays_of_whole_lanes_have_the_order_of_their_dims(lanes, ordered):
+    """XLA:TPU would else choose one for what writes and another for what reads, and copy all slots between."""
+    shapes = {"x": ((16,), jnp.bfloat16), "out": ((2, 4), jnp.bfloat16)}
+    stash = replace(layout(StashClass(6), 6, **shapes), lanes=lanes)
+    values = {name: jnp.ones((6, *dims), dtype) for name, (dims, dtype) in shapes.items()}
+
+    def put_and_get(values):
+        return stash.get(stash.put(stash.kept_buffers(), None, 1, at(0), values)[0], None, 1, at(0))
+
+    constraints = jax.jit(put_and_get).lower(values).as_text().count("@LayoutConstraint(")
+    assert constraints == ordered, "of what is written and of what is read"
+    back = jax.jit(put_and_get)(values)
+    assert all((back[name] == values[name]).all() for name in values)
+
+
 @pytest.mark.parametrize("host_pieces", PIECES)
 @pytest.mark.parametrize("again", [(), ("x",)])
 def test_a_short_row_ends_where_the_next_row_begins(again, host_pieces):

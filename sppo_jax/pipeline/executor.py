@@ -130,11 +130,16 @@ class Executor(Run):
             self._held(state), unit, x_TD, memory, split, filling, held, early or None
         )
         chex.assert_equal_shape((x_TD, y_TD))
+        caches = memory.caches
+        if self.target is not None:
+            # A lone stage's next forward asks for nothing of this one. XLA:TPU would let it write to the caches before
+            # the last layer has read them, and copy them.
+            y_TD, caches = lax.optimization_barrier((y_TD, caches))
         register = buffers.write(state.x_TD, (0,), self._shift(y_TD, 1))
         state = state._replace(
             x_TD=register,
             tags=tags,
-            prefixes=replace(state.prefixes, caches=memory.caches),
+            prefixes=replace(state.prefixes, caches=caches),
             states=memory.states,
             waiting=state.waiting.let_in(self, tick, register),
         )

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sppo_jax.attention import teams
-from sppo_jax.attention.pallas_blocks import Target
+from sppo_jax.attention.pallas_blocks import LANES, Target
 from sppo_jax.pipeline import stage as stages
 from sppo_jax.pipeline import stash
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
@@ -90,4 +90,4 @@ class Run:
         positions_T = jax.ShapeDtypeStruct((name.tokens,), jnp.int32)
         num_slots, num_short = self.program.stash.classes[name], self.program.stash.num_short.get(name, 0)
         layout = self.stage.layout(name, num_slots, x_TD, positions_T, has_short_rows=num_short > 0)
-        return replace(layout, host_pieces=self.plan.host_pieces)
+        return replace(layout, host_pieces=self.plan.host_pieces, lanes=LANES if self.target else 0)

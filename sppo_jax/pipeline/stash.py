@@ -109,6 +109,9 @@ class StashLayout:
         has_short_rows: whether some rows on the host are short: the next row overwrites their attention outputs, which
             lie last in each row.
         host_pieces: the share of every row on the host, in 1024ths, that lies in each array.
+        lanes: arrays in device memory whose last dim is a multiple of it have that dim innermost there; 0: the compiler
+            chooses an order. XLA:TPU chooses other ones for the loops that write and for those that read, and copies
+            all slots between them.
     """
 
     entries: dict[str, Entry]
@@ -116,6 +119,7 @@ class StashLayout:
     num_slots: int
     has_short_rows: bool = False
     host_pieces: tuple[int, ...] = ONE_PIECE
+    lanes: int = 0
 
     @property
     def host_shape(self) -> tuple[int, int]:
@@ -215,13 +219,16 @@ class StashLayout:
                 continue
             layer, value = at.among(entry.kinds), values[entry.name].reshape(entry.shape)
             if name in kept:
-                kept[name] = buffers.write(kept[name], (slot, layer), value[entry.host_rows :])
+                kept[name] = buffers.write(kept[name], (slot, layer), self._ordered(value[entry.host_rows :]))
             if name in lines:
                 first, shape = lines[name]
                 place = (first + layer * shape[0],)
                 pieces = zip(host_part, self._cut(entry.pack(value).reshape(shape)), strict=True)
                 host_part = tuple(buffers.write(part, place, piece) for part, piece in pieces)
         return kept, host_part
+
+    def _ordered(self, x: jax.Array) -> jax.Array:
+        return buffers.row_major(x) if self.lanes and x.shape[-1] % self.lanes == 0 else x
 
     def put_choices(self, kept: Arrays, host_part, slot, layer, values: Arrays) -> tuple[Arrays, Pieces | None]:
         """Stashes one layer's choices beside the stage's input, the only layer stashed."""
@@ -272,7 +279,7 @@ class StashLayout:
             pieces = [buffers.read(piece, place, (shape[0], piece.shape[1])) for piece in host_part]
             parts.append(entry.unpack(pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis=1)))
         if name in kept:
-            parts.append(buffers.read(kept[name], (slot, layer), entry.kept_shape))
+            parts.append(self._ordered(buffers.read(kept[name], (slot, layer), entry.kept_shape)))
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 

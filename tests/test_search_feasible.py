@@ -21,7 +21,7 @@ SETTINGS = {
 def test_what_fits_is_what_the_search_finds(cluster, groups, hbm_bytes):
     """Lengths on both sides of the longest one; whichever layouts are tried first."""
     answers, forms = set(), ()
-    for length in (2**14, 2**18, 2**19, 3 * 2**18, 2**20, 3 * 2**19, 2**21, 2**23):
+    for length in (2**14, 2**18, 2**19, 3 * 2**18, 2**20, 3 * 2**19, 2**21, *[2**23] * cluster.startswith("h100")):
         settings = groups | {"sequence": {"length": length, "chunks": 8}, "hardware": {"hbm_bytes": hbm_bytes}}
         config = small_config(cluster, **settings)
         asked, again, found = Feasibility(config), Feasibility(config, first=forms), search(config)
@@ -35,3 +35,11 @@ def test_what_fits_is_what_the_search_finds(cluster, groups, hbm_bytes):
 def test_settings_that_allow_no_plan_are_an_error():
     with pytest.raises(ValueError, match="pipe"):
         Feasibility(small_config("h100:1x4", mesh={"pipe": 3}))
+
+
+def test_chunks_that_the_kernel_for_tpus_refuses_do_not_fit():
+    settings = FREE | {"sequence": {"length": 2**23, "chunks": 8}, "hardware": {"hbm_bytes": 2**31}}
+    config = small_config("v5e:2x2", **settings)
+    with pytest.raises(ValueError, match="at most 196608 pairs of blocks in a chunk, got") as no:
+        search(config)
+    assert Feasibility(config).problem() == str(no.value)

@@ -81,5 +81,10 @@ class Feasibility:
         self.forms: tuple[Form, ...] = tuple(forms)[:_MOST_FIRST]
 
     def problem(self) -> str:
-        """Returns why no plan fits; empty where one does."""
-        return "" if self.found else too_large_line(self._frontier.request, least(self._frontier))
+        """Returns why no plan fits, be it a rule that the smallest ones break; empty where one fits."""
+        if self.found:
+            return ""
+        try:
+            return too_large_line(self._frontier.request, least(self._frontier))
+        except ValueError as error:
+            return str(error)

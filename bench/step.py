@@ -276,9 +276,11 @@ def time_table(rows: list[dict]) -> list[str]:
 
 
 def compile_table(rows: list[dict]) -> list[str]:
-    """Write memory as a table, in GiB of one device."""
+    """Write memory as a table, in GiB of one device, and which of XLA's figures it is."""
     dense = {row["length"]: row.get("hbm_bytes") for row in rows if row["layout"] == "dense"}
     lines = [
+        "HBM: arguments + outputs + temporaries - aliases, as XLA:GPU gives them; host: temporaries.",
+        "",
         "| S | step | HBM | of it temporary | K, V, dK, dV | HBM of dense | planner's HBM | host | copies hidden |",
         "|" + "---|" * 9,
     ]

@@ -315,6 +315,7 @@ def test_what_was_compiled_is_summed_up(tmp_path):
         results.add(Outcome(key=key, status="done", rows=[row]))
     text = report.tables(results)
     assert "2 programs compiled for h200, none run; 1 call fused" in text
+    assert "HBM and host are arguments + outputs + temporaries - aliases." in text
     assert "largest take 70 GiB of 139 GiB HBM and 1 GiB of" in text and "| peer/jax, longest: p | 200 GiB |" in text
 
 

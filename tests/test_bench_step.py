@@ -42,3 +42,11 @@ def test_a_tiny_run_writes_json_and_a_table(tmp_path, monkeypatch):
     ]
     assert all(row["ratio"] > 0 and row["length"] == 64 for row in report["rows"])
     assert "| 64 | 4 | 1 device, keep |" in (tmp_path / "time_cpu_small_1dev.md").read_text()
+
+
+def test_a_compiled_table_says_which_of_xlas_figures_it_has():
+    for path in sorted(step.Path(step.__file__).with_name("results").glob("memory_*.json")):
+        rows = json.loads(path.read_text())["rows"]
+        table = step.compile_table(rows)
+        assert table[0].startswith("HBM: arguments + outputs + temporaries - aliases, as XLA:GPU gives them")
+        assert path.with_suffix(".md").read_text().endswith("\n\n" + "\n".join([*table, ""]))

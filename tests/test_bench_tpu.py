@@ -94,6 +94,9 @@ def test_seconds_stand_beside_what_is_charged(tmp_path):
     results.add(Outcome(key="kernel/a", status="done", rows=[row | {"charged_s": 1.5e-3}]))
     hops = [{"what": "hop", "seconds": 1e-3, "bytes_s": 9e10}, {"what": "hidden", "share": 0.9}]
     results.add(Outcome(key="hop/b", status="done", rows=hops))
+    compiled = dict.fromkeys(("hbm_bytes", "host_bytes", "flash_calls", "copied_bytes", "exposed_bytes"), 0)
+    results.add(Outcome(key="step/c", status="done", rows=[{"program": "step", "compile_s": 1.0} | compiled]))
     text = tables(results, tpu.TPU_SECTIONS)
+    assert "HBM is what XLA allocates; host is arguments + outputs + temporaries - aliases." in text
     assert "| 1 x 4 heads of 128, forward, cores: 2 | 2 | 200 | 0.75 |" in text
     assert "| hop/b | hop | 1 | 90 |  |" in text and "| hop/b | hidden |  |  | 90% |" in text

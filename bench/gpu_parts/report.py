@@ -10,6 +10,7 @@ from bench.gpu_parts.case import DONE, NOT_RUN, SKIPPED
 from bench.gpu_parts.picture import draw
 from bench.gpu_parts.results import Results
 from sppo_jax.files import write_whole
+from sppo_jax.hardware import DEVICES
 from sppo_jax.units import format_bytes
 
 Row = dict[str, Any]
@@ -97,8 +98,16 @@ def _largest(results: Results) -> list[str]:
     return [
         f"{len(compiled)} programs compiled for {results.machine['device']}, none run{kernels}. The "
         f"largest take {_size(hbm)} of {_size(results.machine['hbm_bytes'])} HBM and {_size(host)} of "
-        f"host memory. Exposed are bytes of host copies with no matrix product beside them.\n"
+        f"host memory. {_statistic(results)} Exposed are bytes of host copies with no matrix product beside them.\n"
     ]
+
+
+def _statistic(results: Results) -> str:
+    """Say which of XLA's figures the bytes are, see `sppo_jax.fit.figures`."""
+    of_parts = "arguments + outputs + temporaries - aliases"
+    if DEVICES[results.machine["device"]].platform == "tpu":
+        return f"HBM is what XLA allocates; host is {of_parts}."
+    return f"HBM and host are {of_parts}."
 
 
 def _compiled(results: Results) -> list[Row]:

@@ -158,25 +158,12 @@ def test_a_norm_behind_an_mlp_makes_its_forward_early_but_on_tpus():
     assert extra("gpu") == 5 * tokens * MODEL.mlp_size * SHAPE.compute_bytes and extra("tpu") == 0
 
 
-def test_the_kernel_for_tpus_has_dq_of_each_core_and_gradients_one_hop_late():
-    table = make_table("sppo", 1, 1, (16,) * 4)
-    ring = replace(SHAPE, seq=2, compute_bytes=2, platform="tpu", kernel="pallas")
-
-    def attention_work(shape):
-        return predict_memory(table, shape, stash(table)).moments["attention"]["work"]
-
-    dq = 8 * 4 * 2 * 4  # of a device's tokens of a chunk and all heads, float32
-    assert attention_work(replace(ring, cores=2)) - attention_work(ring) == dq
-    # Queries are fewer bytes than keys here.
-    assert attention_work(ring) - attention_work(replace(ring, kernel="blockwise")) == dq
-    one_head = replace(ring, model=replace(MODEL, num_heads=8, num_kv_heads=1, head_dim=128))
-    # dK and dV of 4 tokens of one head of 128 elements, float32.
-    assert ring_work(replace(one_head, kernel="blockwise"), 8, 4) + 2 * 4 * 128 * 4 == ring_work(one_head, 8, 4)
-    # Those of fewer elements are filled up.
-    short = replace(one_head, model=replace(one_head.model, num_heads=64, head_dim=64))
-    wide = replace(one_head, model=replace(one_head.model, num_heads=64))
-    assert ring_work(short, 8, 4) == ring_work(wide, 8, 4)
-    assert ring_work(replace(one_head, ulysses=2), 8, 4) == 0
+def test_what_a_hop_sends_is_queries_or_keys_with_their_gradients():
+    ring = replace(SHAPE, seq=2, compute_bytes=2)
+    # Of 8 tokens and 4 heads of 2: queries, output, its cotangent, dQ, LSE. Keys of 4 tokens are fewer bytes.
+    queries, keys = 8 * 4 * (2 * (3 * 2 + 4) + 4), 2 * 4 * 2 * 2 * (2 + 4)
+    assert ring_work(ring, 8, 4) == 2 * keys and ring_work(ring, 8, 4000) == 2 * queries
+    assert ring_work(replace(ring, ulysses=2), 8, 4) == 0
 
 
 @pytest.mark.parametrize("name", GENERATORS)

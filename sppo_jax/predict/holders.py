@@ -22,6 +22,7 @@ from sppo_jax.predict.stage_params import largest_matrix, layer_share, stage_par
 from sppo_jax.predict.stash_bytes import StashBytes
 from sppo_jax.predict.states import state_bytes_of_group, stretch_bytes
 from sppo_jax.predict.tails import ends_in_windows, holds_tails, key_value_elements
+from sppo_jax.predict.tpu_work import HIDDEN_ARRAYS, attention_bytes
 from sppo_jax.predict.workspace import kv_heads_per_device, workspace_bytes
 from sppo_jax.schedule.turns import slot_counts
 
@@ -57,7 +58,6 @@ _LAYERS_WITHOUT_LOOP = 2
 # None are in three compiled plans of Gemma 3 with a period, whose layers ran again just before, and none in plans for
 # TPUs (compiled: one of Gemma 3 and one of OLMo 3).
 _BEHIND_NORM = 5
-_FLOAT32 = 4
 # XLA:TPU keeps arrays in tiles of 8 x 128.
 _TPU_LANES = 128
 # XLA:TPU holds a tick's packed stash twice: one that is sent or was fetched, and the next one.
@@ -378,16 +378,16 @@ def _work_of_kind(shape: MemoryShape, ways: Ways, tokens: int, prefix_tokens: in
     late = 1 + (numbers.late_share * outside_loop if ways.waiting == "host" and shape.seq > 1 else 0)
     # Gradients of the MLP's matrices in float32, and one as it is computed.
     matrices = largest_matrix(model) * ((2 + gated) * shape.sum_bytes + size)
-    mixed = 0
-    if states is None:
-        of_attention = ring_work(shape, tokens, prefix_tokens) + group_work(shape, tokens)
-        if shape.kernel == "pallas":
-            # Each core of a device has a part of dQ.
-            of_attention += (shape.cores - 1) * tokens * model.num_heads * model.head_dim * _FLOAT32
-        of_attention += workspace_bytes(shape, tokens, prefix_tokens)
-    else:
+    of_arrays, mixed = numbers.token_arrays * elements, 0
+    if states is not None:
         mixed, of_attention = stretch_bytes(model, tokens, shape.seq, shape.sum_bytes)
-    of_tokens = int(late * tokens * numbers.token_arrays * elements * size)
+    elif shape.kernel == "pallas":
+        of_arrays = HIDDEN_ARRAYS * layer.input_elements
+        of_attention = attention_bytes(shape, tokens, prefix_tokens) + group_work(shape, tokens)
+    else:
+        of_attention = ring_work(shape, tokens, prefix_tokens) + group_work(shape, tokens)
+        of_attention += workspace_bytes(shape, tokens, prefix_tokens)
+    of_tokens = int(late * tokens * of_arrays * size)
     if model.experts.count:
         # Half of these arrays are cotangents, which come behind the experts' backward.
         of_tokens //= 2
@@ -435,7 +435,7 @@ def ring_work(shape: MemoryShape, tokens: int, prefix_tokens: int) -> int:
     """Returns what a hop of the ring sends and receives in a backward, whichever travels; without a ring 0.
 
     That is queries, output, its cotangent, LSE and the gradient of the queries; or keys, values and their gradients.
-    With the kernel for TPUs gradients leave one hop late: the kernel makes others meanwhile.
+    What the kernel for TPUs holds is in `tpu_work`.
 
     Args:
         shape: of the model on a stage.
@@ -448,13 +448,8 @@ def ring_work(shape: MemoryShape, tokens: int, prefix_tokens: int) -> int:
     rows = tokens * shape.ulysses * (model.num_heads // shape.ulysses)
     queries = rows * (model.head_dim * (3 * size + shape.sum_bytes) + shape.sum_bytes)
     heads = kv_heads_per_device(model, shape.ulysses)
-    elements = 2 * prefix_tokens * heads * cache_head_dim(shape.kernel, model.head_dim)
-    late_queries, late_keys = (rows * model.head_dim, elements) if shape.kernel == "pallas" else (0, 0)
-    sizes = (
-        2 * queries + late_queries * shape.sum_bytes,
-        2 * elements * (size + shape.sum_bytes) + late_keys * shape.sum_bytes,
-    )
-    return min(sizes)
+    keys = 2 * prefix_tokens * heads * model.head_dim * (size + shape.sum_bytes)
+    return 2 * min(queries, keys)
 
 
 def group_work(shape: MemoryShape, tokens: int) -> int:

@@ -24,6 +24,7 @@ class MemoryShape:
         weights: what a device holds of its stage's layers during a step; see `plan.Plan`.
         optimizer: where parameters and moments wait; see `plan.Plan`.
         cores: of a device, each of which has a part of dQ in the kernel for TPUs.
+        ring_pass: what travels on the ring, as the config says: "kv", "q" or "auto".
     """
 
     model: ModelConfig
@@ -39,6 +40,7 @@ class MemoryShape:
     weights: str = "resident"
     optimizer: str = "device"
     cores: int = 1
+    ring_pass: str = "auto"
 
     def __hash__(self) -> int:
         return self._hash

@@ -113,3 +113,24 @@ def test_experts_are_beside_their_layer_and_no_matrix():
     assert of_experts["mlp"] == work.backward_bytes(512, 2) + routed + sums
     assert of_experts["attention"] == of_experts["head"] == of_experts["update"] == 0
     assert largest_matrix(MODEL) == 8 * 8
+
+
+def test_tpus_have_experts_in_two_layouts():
+    """One for forwards and one for backwards; of a lone stage one is gone when the other comes."""
+    shape = MemoryShape(model=MODEL, layers=4, seq=1, ulysses=1, compute_bytes=2, platform="tpu")
+    work, arrays = expert_work(MODEL, "tpu"), 6 * ONE_EXPERT * 2
+
+    def moments(num_stages, platform="tpu"):
+        table, alpha = make_table("sppo", num_stages, 1, (512, 512)), (0.0,) * (num_stages + 1)
+        places = StashPlan(inputs="keep", attention="keep", rest="recompute", alpha=alpha)
+        return predict_memory(table, replace(shape, platform=platform), places).moments
+
+    # Gradients of a layer's experts are computed one after another; its arrays are there twice.
+    routed = 2 * 512 * 6 * 4
+    assert moments(1)["mlp"]["experts"] == work.backward_bytes(512, 2) + routed + 2 * arrays
+    for num_stages, later in ((1, 0), (2, 4 * arrays)):
+        more = {
+            moment: moments(num_stages)[moment]["weights"] - moments(num_stages, "gpu")[moment]["weights"]
+            for moment in ("forward", "head", "mlp", "attention")
+        }
+        assert more == {"forward": 4 * arrays, "head": 4 * arrays, "mlp": later, "attention": later}

@@ -189,14 +189,15 @@ def _experts_again(shape: MemoryShape, held: Held) -> list[Holder]:
     """Returns experts that a device holds a second time.
 
     Where gathered, in each tick of a lone chunk those of the group before lie in the loop. Where resident, XLA for TPUs
-    keeps two layouts, because products with an expert's array and with its transpose want other ones.
+    makes another layout for forwards than for backwards. A lone stage whose heads come first has one behind the other.
     """
     resident = shape.weights == "resident"
     if not (shape.platform == "tpu" and shape.works_on_copies if resident else held.is_one_chunk):
         return []
     groups = replace(shape, layers=shape.layers * held.num_groups) if resident else shape
     params = sum(map(math.prod, group_experts(groups)))
-    moments = TICKS if resident else BACKWARD | {"forward"}
+    lasting = _BEFORE if held.heads_first and held.num_stages == 1 else TICKS
+    moments = lasting if resident else BACKWARD | {"forward"}
     return [Holder("weights", params * shape.compute_bytes, moments)] if params else []
 
 
@@ -422,8 +423,11 @@ def _work_of_experts(shape: MemoryShape, tokens: int, of_attention: int) -> list
     besides = 2 * tokens * work.count * shape.sum_bytes
     # Of several layers the arrays of one layer's experts are sliced from those of all; where gathered, its sums too.
     besides += work.sums_bytes(size) if shape.layers > 1 else 0
-    sums = 1 + (shape.weights == "gathered" and shape.layers > 1)
-    backward = work.backward_bytes(tokens, size) + sums * work.sums_bytes(shape.sum_bytes) + besides
+    # XLA:TPU computes and adds one gradient after another. What it has instead is the arrays in another layout.
+    sums = work.sums_bytes(shape.sum_bytes if work.is_tiled else size)
+    if shape.weights == "gathered" and shape.layers > 1:
+        sums += work.sums_bytes(shape.sum_bytes)
+    backward = work.backward_bytes(tokens, size) + sums + besides
     return [
         Holder("experts", work.forward_bytes(tokens, size) + besides, frozenset({"forward"})),
         Holder("experts", backward, frozenset({"mlp"})),

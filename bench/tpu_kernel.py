@@ -100,10 +100,13 @@ def prepare(folder: str, flags: str = "") -> None:
 
 def measure(case: Case, folder: str) -> dict[str, Any]:
     """Compiles a case, and returns its figures."""
+    from sppo_jax.compat import allocated_bytes  # imports jax
+
     for old in Path(folder).iterdir():
         old.unlink()
     compiled = _compile(case)
     text, memory = compiled.as_text(), compiled.memory_analysis()
+    allocated = allocated_bytes(memory)
     loops = list(inner_loops(Path(folder), f"prefix_attention_{case.kernel}"))
     full, edge = loops[0], loops[len(loops) // 2]
     return {
@@ -116,7 +119,7 @@ def measure(case: Case, folder: str) -> dict[str, Any]:
         "edge_bundles": edge["bundles"],
         "vmem_mib": round(_vmem_bytes(text, case.kernel) / MIB, 1),
         "alias_mib": round(memory.alias_size_in_bytes / MIB, 1),
-        "temporary_mib": round(memory.temp_size_in_bytes / MIB, 1),
+        "allocated_mib": allocated and round(allocated / MIB, 1),
         "cache_copies": _copies_of_cache(text, case),
     }
 

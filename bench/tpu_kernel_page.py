@@ -15,9 +15,10 @@ No TPU was used. `python -m bench.tpu_kernel` wrote this; its head says what a b
   512 x 512; first of blocks that are visible as a whole, then of blocks at an edge of a mask. Matrix units: used slots
   of the first.
 * In place: MiB of results that take no memory of their own.
+* HBM: MiB that XLA allocates for arguments, results and temporaries.
 
-| chip | kernel | heads | queries, keys | dtype, sums | bundles | edge | matrix units | VMEM, MiB | in place |
-|---|---|---|---|---|---|---|---|---|---|"""
+| chip | kernel | heads | queries, keys | dtype, sums | bundles | edge | matrix units | VMEM, MiB | in place | HBM |
+|---|---|---|---|---|---|---|---|---|---|---|"""
 BESIDE = """
 
 ## Beside tokamax
@@ -39,7 +40,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         shape = f"{' x '.join(map(str, row['heads']))} | {', '.join(map(str, row['tokens']))}"
         lines.append(
             f"| {row['chip']} | {row['kernel']} | {shape} | {row['dtype']}, {row['sums']} | {row['bundles']} "
-            f"| {row['edge_bundles']} | {row['matrix_share']:.0%} | {row['vmem_mib']} | {row['alias_mib']} |"
+            f"| {row['edge_bundles']} | {row['matrix_share']:.0%} | {row['vmem_mib']} | {row['alias_mib']} "
+            f"| {row['allocated_mib']} |"
         )
     return "\n".join(lines) + "\n"
 

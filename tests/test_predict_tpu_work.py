@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.plan.parts import StashPlan
+from sppo_jax.predict.fitted import NUMBERS
 from sppo_jax.predict.memory import predict_memory
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.tpu_work import attention_bytes
@@ -32,14 +33,18 @@ def test_a_ring_holds_what_comes_in_and_gradients_that_are_late():
         assert attention_bytes(replace(ring, ring_pass=ring_pass), TOKENS, keys) == own + travels
 
 
-def test_a_layer_works_on_three_arrays_of_the_hidden_state():
+def test_a_layer_in_a_loop_works_on_three_arrays_of_the_hidden_state():
     table = make_table("sppo", 1, 1, (TOKENS,) * 4)
     stash = StashPlan(alpha=(0.0,) * 4, inputs="keep", attention="keep", rest="recompute")
 
     def work(shape):
         return predict_memory(table, shape, stash).moments["attention"]["work"]
 
-    double = replace(ALONE, model=replace(MODEL, num_heads=8, num_kv_heads=4, hidden_size=16))
+    in_loop = replace(ALONE, layers=4)
+    double = replace(in_loop, model=replace(MODEL, num_heads=8, num_kv_heads=4, hidden_size=16))
     matrices, mlp = 14 * 8 * 16, 4 * TOKENS * 16 * 2
-    assert work(ALONE) == attention_bytes(ALONE, TOKENS, 40) + 3 * TOKENS * 8 * 2 + matrices + mlp
+    assert work(in_loop) == attention_bytes(ALONE, TOKENS, 40) + 3 * TOKENS * 8 * 2 + matrices + mlp
+    # Two layers are no loop. Hidden state, queries, and keys or values have 8, 8 and 4 elements.
+    of_gpus = int(TOKENS * NUMBERS.token_arrays * (8 + 8 + 4) * 2)
+    assert work(ALONE) == attention_bytes(ALONE, TOKENS, 40) + of_gpus + matrices + mlp
     assert work(double) == attention_bytes(double, TOKENS, 40) + 3 * TOKENS * 16 * 2 + 2 * matrices + mlp

@@ -383,7 +383,9 @@ def _work_of_kind(shape: MemoryShape, ways: Ways, tokens: int, prefix_tokens: in
     if states is not None:
         mixed, of_attention = stretch_bytes(model, tokens, shape.seq, shape.sum_bytes)
     elif shape.kernel == "pallas":
-        of_arrays = HIDDEN_ARRAYS * layer.input_elements
+        # Of layers outside a loop XLA:TPU makes arrays ahead, so as many are counted as on GPUs.
+        if shape.layers > _LAYERS_WITHOUT_LOOP:
+            of_arrays = HIDDEN_ARRAYS * layer.input_elements
         of_attention = attention_bytes(shape, tokens, prefix_tokens) + group_work(shape, tokens)
     else:
         of_attention = ring_work(shape, tokens, prefix_tokens) + group_work(shape, tokens)

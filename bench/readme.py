@@ -16,6 +16,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from bench.blocks import write_block
+from bench.row_keys import field_table, key_table
 from sppo_jax.cli import COMMANDS, main
 from sppo_jax.config import load_config
 from sppo_jax.predict.simulate import simulate
@@ -155,6 +156,8 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     **{(printed.page, "plan"): printed.text for printed in PRINTED},
     ("docs/learn/why-chunks-stream.md", "streams"): streams,
     ("docs/cli.md", "help"): help_texts,
+    ("docs/sft.md", "keys"): key_table,
+    ("docs/sft.md", "fields"): field_table,
 }
 
 

@@ -22,6 +22,7 @@ OF_EXPERTS = dict(
 # A setting, others beside which it changes nothing, and others beside which it acts.
 CASES = {
     "data.text_key=body": (["data.source=a.txt"], ["data.source=a.jsonl.gz"]),
+    "data.ignore_keys=[loss]": (["data.source=a.txt"], ["data.source=a.jsonl"]),
     "data.start_token=null": (["data.source=a.npy"], ["data.source={a.npy: 1, b.parquet: 1}"]),
     "data.end_token=</s>": (["data.source=recall"], ["data.source=folder"]),
     "data.chat.messages_key=turns": (["data.source=a.txt"], ["data.source=a.jsonl"]),

@@ -83,6 +83,7 @@ class SourceConfig(Section):
         weight: share of the sequences relative to the other sources; above 0.
         format: content of the rows, see `data.format`.
         text_key: key of the text, see `data.text_key`.
+        ignore_keys: keys that are ignored, see `data.ignore_keys`.
         messages_key: key of the messages, see `data.chat.messages_key`.
         tools_key: key of the tools, see `data.chat.tools_key`.
         train_on: tokens of a conversation that are trained, see `data.chat.train_on`.
@@ -92,8 +93,9 @@ class SourceConfig(Section):
 
     section: ClassVar[str] = "data.source.NAME"
     weight: float = 1.0
-    format: Literal["auto", "text", "chat", "tokens"] | None = None
+    format: Literal["auto", "text", "chat", "tokens", "prompt", "alpaca"] | None = None
     text_key: str | None = None
+    ignore_keys: tuple[str, ...] | None = None
     messages_key: str | None = None
     tools_key: str | None = None
     train_on: Literal["assistant", "last", "all"] | None = None
@@ -125,9 +127,10 @@ class DataConfig(Section):
         tokenizer: path of a tokenizer.json, or of a directory with one, for text; "bytes": bytes as tokens; null: the
             tokenizer of `model.hf`, or bytes where no model is imported.
         format: content of the rows: "text", "chat" (conversations), "tokens" (`input_ids`, with `labels` or a mask of
-            the trained tokens), or "auto": decided by the keys of the first row of a file, "text" if the row has
-            `data.text_key`.
+            the trained tokens), "prompt" (`prompt` and `completion`), "alpaca" (`instruction`, `input` and `output`),
+            or "auto": decided by the keys of the first row of a file, each of whose rows must have one form.
         text_key: key of the text in a JSON line, or column of the text in a Parquet file.
+        ignore_keys: keys of rows and of messages that are ignored, although they may say what is trained; a list.
         start_token: token that begins every document of text; "auto": the tokenizer's own; null: none.
         end_token: token that ends every document of text; "auto": the tokenizer's own; null: none.
         token_dtype: dtype of the tokens in a .bin file.
@@ -150,8 +153,9 @@ class DataConfig(Section):
     section: ClassVar[str] = "data"
     source: str | Sources = "stdlib"
     tokenizer: str | None = None
-    format: Literal["auto", "text", "chat", "tokens"] = "auto"
+    format: Literal["auto", "text", "chat", "tokens", "prompt", "alpaca"] = "auto"
     text_key: str = "text"
+    ignore_keys: tuple[str, ...] = ()
     start_token: str | None = "auto"
     end_token: str | None = "auto"
     token_dtype: Literal["uint8", "uint16", "uint32", "int32"] = "uint16"
@@ -203,7 +207,7 @@ class DataConfig(Section):
             return {name: getattr(own, name) for name in names if getattr(own, name) is not None}
 
         chat = dataclasses.replace(self.chat, **given("messages_key", "tools_key", "train_on"))
-        return dataclasses.replace(self, chat=chat, **given("format", "text_key"))
+        return dataclasses.replace(self, chat=chat, **given("format", "text_key", "ignore_keys"))
 
     @property
     def sources(self) -> dict[str, float]:

@@ -65,10 +65,12 @@ _DELTA = tuple(f"model.delta.{field.name}" for field in dataclasses.fields(Delta
 # Settings, where one of them makes a difference, and why it does not elsewhere.
 _ROWS: tuple[tuple[tuple[str, ...], _Acts, str], ...] = (
     (("data.text_key",), _of(".jsonl", ".parquet"), "no source has keys or columns"),
-    (("data.text_key", "data.start_token", "data.end_token"), _holds("text"), "data.format is not text"),
+    (("data.text_key",), _holds("text"), "data.format is not text"),
+    (("data.start_token", "data.end_token"), _holds("text", "prompt"), "data.format is neither text nor prompt"),
+    (("data.ignore_keys",), _of(".jsonl", ".parquet"), "no source has rows"),
     (("data.start_token", "data.end_token"), _of(*_TEXT), "no source is text"),
     (_CHAT, _of(".jsonl", ".parquet"), "no source has rows"),
-    (_CHAT, _holds("chat"), "data.format is not chat"),
+    (_CHAT, _holds("chat", "prompt", "alpaca"), "data.format is text or tokens"),
     (("data.token_dtype",), _of(".bin"), "no source is a .bin file"),
     (("data.separator",), _of(".bin", ".npy"), "no source is a .bin or .npy file"),
     (("data.pack", "data.fill"), _of(*_FILES), "the recall task fills its own sequences"),

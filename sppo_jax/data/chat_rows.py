@@ -10,6 +10,7 @@ from sppo_jax.data.folders import Place
 from sppo_jax.data.forms.record import Rows
 from sppo_jax.data.forms.rows import read_rows
 from sppo_jax.data.left_out import Tally
+from sppo_jax.data.loss_keys import with_train
 from sppo_jax.files import parse_json
 
 _ROLES = {"human": "user", "gpt": ASSISTANT, "bing": ASSISTANT, "chatgpt": ASSISTANT, "observation": "tool"}
@@ -64,7 +65,7 @@ def _message(found: Any, number: int, where: str) -> Message:
     where = f"message {number} of {where}"
     if not isinstance(found, dict):
         raise ValueError(f"a message must be an object, got {type(found).__name__} in {where}; correct the row")
-    message = dict(found)
+    message = with_train(dict(found), where)
     if "role" not in message and "from" in message:
         role = message.pop("from")
         message = {"role": _ROLES.get(role, role), "content": message.pop("value", "")} | message

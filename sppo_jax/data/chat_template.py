@@ -112,7 +112,8 @@ class ChatTemplate:
                 "turns, or a character of a private use plane in a message); put {% generation %} regions elsewhere"
             )
         if self._train_on == "all":
-            return Rendered(text=plain, trained=((0, len(plain)),), turns=marked.turns)
+            excluded = self._excluded(trains, messages, chat.tools, marked)
+            return Rendered(text=plain, trained=_between(excluded, len(plain)), turns=marked.turns)
         regions = marked.generated if self.has_generation else self._answers(messages, chat.tools, marked)
         if not all(trains) and any(region.message < 0 for region in regions):
             raise ValueError(
@@ -125,6 +126,16 @@ class ChatTemplate:
             regions = tuple(region for region in regions if region.message == last) if last >= 0 else regions[-1:]
         trained = tuple((region.first, region.last) for region in regions if region.first < region.last)
         return Rendered(text=plain, trained=trained, turns=marked.turns)
+
+    def _excluded(
+        self, trains: list[bool], messages: list[Message], tools: list[Any] | None, marked: Marked
+    ) -> list[Region]:
+        """Returns what the messages wrote that are not to be trained."""
+        written = {turn.message for turn in marked.turns}
+        for number, learned in enumerate(trains):
+            if not learned and number not in written:
+                self._check_left_out(number, messages, tools, marked.text)
+        return [turn for turn in marked.turns if turn.message >= 0 and not trains[turn.message]]
 
     def _answers(self, messages: list[Message], tools: list[Any] | None, marked: Marked) -> tuple[Region, ...]:
         """Returns what the model must write: the assistant's turns without what the generation prompt gives."""
@@ -258,6 +269,13 @@ class ChatTemplate:
 
 class _NoDate(Exception):
     """The template asked for the date, and there is none."""
+
+
+def _between(excluded: list[Region], size: int) -> tuple[tuple[int, int], ...]:
+    """Returns the parts of a text of some size that are in no region."""
+    firsts = [0, *(region.last for region in excluded)]
+    lasts = [*(region.first for region in excluded), size]
+    return tuple((first, last) for first, last in zip(firsts, lasts, strict=True) if first < last)
 
 
 def _shared(header: str, at: int, text: str, turn: Region) -> int:

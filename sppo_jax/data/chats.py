@@ -16,11 +16,13 @@ from sppo_jax.data.chat_controls import ControlTokens, warn_of_controls
 from sppo_jax.data.chat_rows import chat_of, rows_of
 from sppo_jax.data.chat_spans import overlaps, whole_turns
 from sppo_jax.data.chat_template import ChatTemplate
+from sppo_jax.data.conversation_rows import with_messages
 from sppo_jax.data.corpus import Corpus, corpus_of
 from sppo_jax.data.encoding import Encoder, Located
 from sppo_jax.data.folders import File, beginnings, unchanged
 from sppo_jax.data.learned import Learned, count, learned_of, warn_of_dropped
-from sppo_jax.data.left_out import NOTHING_LEARNED, Tally, as_facts, of_facts
+from sppo_jax.data.left_out import NOTHING_LEARNED, SAYS_SO, Tally, as_facts, of_facts
+from sppo_jax.data.loss_keys import ignored_key
 from sppo_jax.data.mask_bit import join_words
 from sppo_jax.data.parts import Job, tokenized
 from sppo_jax.data.progress import Progress, total_bytes
@@ -69,6 +71,8 @@ def chat_job(config: DataConfig, files: Sequence[File], encoder: Encoder, length
         "chat": dataclasses.asdict(chat) | {"template": source, "variables": variables, "format": _FORMAT},
         "length": length if chat.too_long != "cut" else None,
         "counts": "control tokens",
+        **ignored_key(config),
+        **({"rows": config.format} if config.format in ("prompt", "alpaca") else {}),
     }
 
     def tokenize(some: Sequence[File], writer: Writer) -> None:
@@ -154,7 +158,11 @@ def _batches(
     batch: list[tuple[int, str, Chat, Rendered]] = []
     for number, file in enumerate(files):
         with unchanged(file), progress.reading(file):
-            for where, row in rows_of(file.path, left_out):
+            for where, found in rows_of(file.path, left_out):
+                row = with_messages(found, config, where)
+                if row is None:
+                    left_out["conversations", SAYS_SO] += 1
+                    continue
                 chat = chat_of(row, config.chat, where)
                 try:
                     batch.append((number, where, chat, template.render(chat)))

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 Tally = Counter[tuple[str, str]]
 NO_TEXT = ("documents", "their text is null or empty")
 NO_TOKENS = ("documents", "they have no tokens")
+SAYS_SO = "their row says that it is not trained"
+NOT_TRAINED = ("documents", SAYS_SO)
 NOTHING_LEARNED = "nothing in them is learned"
 
 

@@ -5,30 +5,34 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from sppo_jax.config.data import DataConfig
-from sppo_jax.data.chat_rows import SHAREGPT
 from sppo_jax.data.folders import File, Place
+from sppo_jax.data.forms.record import Row
 from sppo_jax.data.forms.rows import ROW_SUFFIXES, columns_of, read_rows
+from sppo_jax.data.loss_keys import without
+from sppo_jax.data.row_forms import PROMPT, check_form, forms_of
 from sppo_jax.data.token_files import TOKEN_SUFFIXES
-from sppo_jax.data.token_rows import IDS
 
-Kind = Literal["text", "chat", "rows of tokens", "tokens"]
+Kind = Literal["text", "chat", "rows of tokens", "prompts", "tokens"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+# Instructions with their outputs become conversations, and so do prompts that are lists of messages.
+_KINDS: dict[str, Kind] = {
+    "text": "text",
+    "chat": "chat",
+    "tokens": "rows of tokens",
+    "prompt": "prompts",
+    "alpaca": "chat",
+}
 
 
 def kind_of(config: DataConfig, file: File) -> Kind:
     """Returns what a file holds, by `data.format` and the keys of its first row.
 
     Raises:
-        ValueError: data.format asks for what the file cannot hold.
+        ValueError: data.format asks for what the file cannot hold, or is auto and the first row has several forms.
     """
     has_rows, is_tokens = file.name.endswith(ROW_SUFFIXES), file.name.endswith(TOKEN_SUFFIXES)
-    possible = {
-        "auto": True,
-        "text": not is_tokens,
-        "chat": has_rows,
-        "tokens": is_tokens or has_rows,
-    }
-    if not possible[config.format]:
+    possible = {"auto": True, "text": not is_tokens, "tokens": is_tokens or has_rows}
+    if not possible.get(config.format, has_rows):
         kinds = ", ".join(ROW_SUFFIXES if config.format != "tokens" else (*ROW_SUFFIXES, *TOKEN_SUFFIXES))
         kinds = "text" if config.format == "text" else f"{kinds} files"
         raise ValueError(
@@ -37,24 +41,33 @@ def kind_of(config: DataConfig, file: File) -> Kind:
         )
     if is_tokens:
         return "tokens"
-    if config.format == "auto":
-        return _kind_of_rows(config, file.path) if has_rows else "text"
-    return "rows of tokens" if config.format == "tokens" else config.format
+    return _kind_of_rows(config, file.path) if has_rows else "text"
 
 
 def _kind_of_rows(config: DataConfig, path: Place) -> Kind:
-    names = _first_keys(config, path)
-    if config.text_key in names:
-        return "text"
-    if config.chat.messages_key in names or SHAREGPT in names:
-        return "chat"
-    return "rows of tokens" if any(key in names for key in IDS) else "text"
+    form: str = config.format
+    if form in ("auto", "prompt"):
+        where, row = _first_row(config, path)
+        forms = check_form(row, config, where)
+        form = form if form != "auto" else (*forms, "text")[0]
+        if form == "prompt" and isinstance(row.get(PROMPT), list):
+            return "chat"
+    return _KINDS[form]
 
 
-def _first_keys(config: DataConfig, path: Place) -> list[str]:
-    """Returns the keys of the first row; of a file that cannot be read none, which is said where the file is read."""
+def _first_row(config: DataConfig, path: Place) -> Row:
+    """Returns the first row; an empty one of a file that cannot be read, which is said where the file is read.
+
+    Where a file names its columns once, they are the keys. Only where they have several forms, or a prompt, which may
+    be of two kinds, the row itself is read.
+    """
     try:
         columns = columns_of(path)
-        return list(next(read_rows(path, text_key=config.text_key), ("", {}))[1]) if columns is None else columns
+        named = None if columns is None else without(dict.fromkeys(columns, ""), config.ignore_keys)
+        if named is not None and len(forms_of(named, config)) < 2 and PROMPT not in named:
+            return str(path), named
+        where, row = next(read_rows(path, text_key=config.text_key), (str(path), {}))
+        row = {key: value for key, value in row.items() if value is not None}
+        return where, without(row, config.ignore_keys) or named or {}
     except ValueError:
-        return []
+        return str(path), {}

@@ -20,8 +20,10 @@ from sppo_jax.data.corpus import Corpus, Spans, corpus_of, join
 from sppo_jax.data.encoding import Encoder
 from sppo_jax.data.folders import EVERYTHING, File, Place, beginnings, files_in, is_pattern, look_at
 from sppo_jax.data.left_out import LeftOut, of_facts, summed
+from sppo_jax.data.loss_keys import ignored_key
 from sppo_jax.data.parts import Job, caches, tokenized
 from sppo_jax.data.places import is_address, place_of, remote_files
+from sppo_jax.data.prompts import load_prompts, prompts_job
 from sppo_jax.data.remote import Remote
 from sppo_jax.data.row_kinds import KINDS, Kind, kind_of
 from sppo_jax.data.saved import in_order
@@ -59,6 +61,7 @@ def load_corpus(
     corpora += [_chats().load_chats(config, of["chat"], encoder(), length)] if of["chat"] else []
     rows = of["rows of tokens"]
     corpora += [load_token_rows(config, rows, vocab_size, length)] if rows else []
+    corpora += [load_prompts(config, of["prompts"], encoder(), length)] if of["prompts"] else []
     corpora += load_tokens(config, source, of["tokens"], vocab_size)
     corpus = join(corpora)
     if not corpus.num_documents:
@@ -109,7 +112,8 @@ def _jobs(
     jobs = [_text_job(config, of["text"], encoder())] if of["text"] else []
     jobs += [_chats().chat_job(config, of["chat"], encoder(), length)] if of["chat"] else []
     rows = of["rows of tokens"]
-    return jobs + ([token_rows_job(rows, vocab_size, length)] if rows else [])
+    jobs += [token_rows_job(config, rows, vocab_size, length)] if rows else []
+    return jobs + ([prompts_job(config, of["prompts"], encoder(), length)] if of["prompts"] else [])
 
 
 def _by_kind(config: DataConfig, source: str) -> tuple[dict[Kind, list[File]], list[LeftOut]]:
@@ -246,10 +250,11 @@ def _text_job(config: DataConfig, files: list[File], encoder: Encoder) -> Job:
         "text_key": config.text_key,
         "encoder": encoder.key,
         "format": _FORMAT,
+        **ignored_key(config),
     }
 
     def write(some: Sequence[File], writer: Writer) -> None:
-        tokenize(some, encoder, writer, text_key=config.text_key, strict=strict)
+        tokenize(some, encoder, writer, config=config, strict=strict)
 
     dtype = np.dtype(np.uint16 if encoder.num_ids <= 1 << 16 else np.uint32)
     return Job(files=files, key=key, dtype=dtype, tokenize=write)

@@ -25,7 +25,7 @@ def has_chats(data: DataConfig) -> bool:
             if name not in (LIBRARY, "recall") and any(kind_of(own, file) == "chat" for file in find_files(name)[0]):
                 return True
     except ValueError:
-        return data.chat.template != "auto" or data.format == "chat"
+        return data.chat.template != "auto" or data.format in ("chat", "alpaca")
     return False
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from sppo_jax.config.data import DataConfig
 from sppo_jax.data.compressed import COMPRESSED_SUFFIXES, reading
 from sppo_jax.data.folders import Place
 from sppo_jax.data.forms.record import not_utf8
 from sppo_jax.data.forms.rows import ROW_SUFFIXES, columns_of, read_rows
-from sppo_jax.data.left_out import NO_TEXT, Tally
+from sppo_jax.data.left_out import NO_TEXT, NOT_TRAINED, Tally
+from sppo_jax.data.loss_keys import concerning
+from sppo_jax.data.row_forms import forms_of, looked_at
 
 _PLAIN_SUFFIXES = (".txt", *(f".txt{packed}" for packed in COMPRESSED_SUFFIXES))
 TEXT_SUFFIXES = (*_PLAIN_SUFFIXES, *ROW_SUFFIXES)
@@ -22,7 +25,9 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 Piece = tuple[str, bool]
 
 
-def read_pieces(path: Place, *, text_key: str, strict: bool, left_out: Tally | None = None) -> Iterator[Piece]:
+def read_pieces(
+    path: Place, *, text_key: str, strict: bool, left_out: Tally | None = None, config: DataConfig | None = None
+) -> Iterator[Piece]:
     """Yields the documents of a file in order, long ones in pieces that end with a line, without empty or null ones.
 
     Args:
@@ -30,6 +35,7 @@ def read_pieces(path: Place, *, text_key: str, strict: bool, left_out: Tally | N
         text_key: key of the text in a row.
         strict: whether plain text that is not UTF-8 is refused; otherwise such bytes become lone surrogates.
         left_out: takes the number of what is not read.
+        config: decides which keys of rows are ignored, and what a row's form is; None: the rows are not looked at.
 
     Raises:
         ValueError: the file cannot be read, or is not of the kind that its name says; the message names file and line.
@@ -40,10 +46,30 @@ def read_pieces(path: Place, *, text_key: str, strict: bool, left_out: Tally | N
     columns = columns_of(path)
     if columns is not None and text_key not in columns:
         names = ", ".join(map(repr, columns)) or "none"
-        raise ValueError(f"data.text_key must be a column, got {text_key!r}, but {path} has {names}; name one of these")
-    for where, row in read_rows(path, text_key=text_key, columns=(text_key,), left_out=left_out):
-        text = _text_of(row, text_key, where)
+        raise ValueError(
+            f"data.text_key must be a column, got {text_key!r}, but {path} has {names}; "
+            f"{_change(dict.fromkeys(columns, ''), config)}"
+        )
+    wanted = (text_key, *_of_loss(columns or (), config))
+    for where, found in read_rows(path, text_key=text_key, columns=wanted, left_out=left_out):
+        row = found if config is None else looked_at(found, config, where)
+        if row is None:
+            if left_out is not None:
+                left_out[NOT_TRAINED] += 1
+            continue
+        text = _text_of(row, text_key, where, config)
         yield from _told(_cut(text[at : at + _PIECE_CHARS] for at in range(0, len(text), _PIECE_CHARS)), left_out)
+
+
+def _of_loss(columns: Iterable[str], config: DataConfig | None) -> tuple[str, ...]:
+    """Returns the columns that may say something about the loss."""
+    return concerning(tuple(key for key in columns if key not in config.ignore_keys), "row") if config else ()
+
+
+def _change(row: dict[str, Any], config: DataConfig | None) -> str:
+    """Returns what to change where a row has no text: its form, if it has another one."""
+    forms = forms_of(row, config) if config else ()
+    return f"set data.format={forms[0]}" if forms else "name one of these"
 
 
 def _told(pieces: Iterator[Piece], left_out: Tally | None) -> Iterator[Piece]:
@@ -79,11 +105,12 @@ def _plain_blocks(path: Place, strict: bool) -> Iterator[str]:
         raise not_utf8("text for a tokenizer", path, error, change) from error
 
 
-def _text_of(row: dict[str, Any], text_key: str, where: str) -> str:
+def _text_of(row: dict[str, Any], text_key: str, where: str, config: DataConfig | None) -> str:
     if text_key not in row:
         keys = ", ".join(map(repr, sorted(row))) or "none"
         raise ValueError(
-            f"data.text_key must be a key of every row, got {text_key!r}, but {where} has {keys}; name one of these"
+            f"data.text_key must be a key of every row, got {text_key!r}, but {where} has {keys}; "
+            f"{_change(row, config)}"
         )
     text = "" if row[text_key] is None else row[text_key]
     if not isinstance(text, str):
@@ -91,5 +118,9 @@ def _text_of(row: dict[str, Any], text_key: str, where: str) -> str:
         raise ValueError(
             f"data.text_key must name text, got {text_key!r} with a value of type {got} in {where}; name another key"
         )
-    # JSON can escape halves of surrogate pairs, which UTF-8 cannot encode.
+    return encodable(text)
+
+
+def encodable(text: str) -> str:
+    """Returns a text that UTF-8 can encode: JSON can escape halves of surrogate pairs, which it cannot."""
     return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from sppo_jax.config.data import DataConfig
 from sppo_jax.data.cache import Writer
 from sppo_jax.data.encoding import Encoder
 from sppo_jax.data.folders import File, unchanged
@@ -17,14 +18,14 @@ from sppo_jax.data.text import read_pieces
 _BATCH_CHARS, _BATCH_PIECES = 1 << 22, 4096
 
 
-def tokenize(files: Sequence[File], encoder: Encoder, writer: Writer, *, text_key: str, strict: bool) -> None:
+def tokenize(files: Sequence[File], encoder: Encoder, writer: Writer, *, config: DataConfig, strict: bool) -> None:
     """Writes the tokens of all documents of some files, and as facts the documents of each file and what is left out.
 
     Args:
         files: files of text.
         encoder: turns text into tokens.
         writer: takes tokens, ends and facts.
-        text_key: key of the text in a row.
+        config: gives the key of the text in a row, and what rows are looked at for.
         strict: whether text must be UTF-8.
 
     Raises:
@@ -34,7 +35,7 @@ def tokenize(files: Sequence[File], encoder: Encoder, writer: Writer, *, text_ke
     num_tokens = last_end = 0
     begins, stitcher, left_out = True, Stitcher(encoder), Tally()
     with Progress(total_bytes(files)) as progress:
-        for batch in _batches(files, text_key, strict, progress, left_out):
+        for batch in _batches(files, config, strict, progress, left_out):
             encoded = stitcher.encode([(piece, is_last) for _, piece, is_last in batch])
             parts, ends, before = [], [], num_tokens
             for (number, _, is_last), tokens in zip(batch, encoded, strict=True):
@@ -54,14 +55,16 @@ def tokenize(files: Sequence[File], encoder: Encoder, writer: Writer, *, text_ke
 
 
 def _batches(
-    files: Sequence[File], text_key: str, strict: bool, progress: Progress, left_out: Tally
+    files: Sequence[File], config: DataConfig, strict: bool, progress: Progress, left_out: Tally
 ) -> Iterator[list[tuple[int, str, bool]]]:
     """Gives pieces of documents with the number of their file, some megabytes at a time."""
     batch: list[tuple[int, str, bool]] = []
     num_chars = 0
     for number, file in enumerate(files):
         with unchanged(file), progress.reading(file):
-            for piece, is_last in read_pieces(file.path, text_key=text_key, strict=strict, left_out=left_out):
+            for piece, is_last in read_pieces(
+                file.path, text_key=config.text_key, strict=strict, left_out=left_out, config=config
+            ):
                 batch.append((number, piece, is_last))
                 num_chars += len(piece)
                 progress.advance(len(piece))

@@ -24,7 +24,8 @@ _PLACES = ("source", "validation_source", "tokenizer")
 # Sections that must not change when a run continues, because weights or data depend on them, with the exceptions.
 _FIXED_SECTIONS = {
     "model": ("kernel", "check_kernels", "compute_dtype", "preset", "hf", "init_scale"),
-    "data": ("cache", *_PLACES),
+    # What a run reads under another format, or without some keys, is compared by its fingerprint.
+    "data": ("cache", "format", "ignore_keys", *_PLACES),
 }
 
 

@@ -78,7 +78,7 @@ def test_a_preset_fills_what_is_not_given(path):
         ("model=3", "model must be a section of settings, got 3; write key: value lines under it"),
         ("steps", "an override must read section.key=value, got 'steps'; write e.g. train.steps=10"),
         ("mesh.pipe=0", "mesh.pipe must be at least 1, got 0; raise it"),
-        ("optimizer.lr=.nan", "optimizer.lr must be a number, got nan"),
+        ("optimizer.lr=.nan", "optimizer.lr must be a number, got .nan"),
         ("optimizer.lr=[", "settings must be YAML, got optimizer.lr=["),
         ("model.dropout=0.1", "model.dropout must be 0"),
         ("model.num_kv_heads=3", "model.num_heads must be a multiple of model.num_kv_heads, got 4 and 3"),

@@ -70,9 +70,7 @@ class ChatConfig(Section):
         try:
             datetime.date.fromisoformat(self.date or "2026-01-31")
         except ValueError:
-            raise ConfigError(
-                f"data.chat.date must be a day, got {self.date!r}; write it as in 2026-01-31, in quotes"
-            ) from None
+            raise ConfigError(f"data.chat.date must be a day, got {self.date!r}; write it as in 2026-01-31") from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import yaml
 from sppo_jax.config.complete import expand_model
 from sppo_jax.config.section import ConfigError, build_section
 from sppo_jax.config.sections import Config
+from sppo_jax.config.yaml_numbers import NumberLoader
 from sppo_jax.paths import local_path
 
 
@@ -35,7 +36,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
         raise ConfigError(
             f"a config must be a readable YAML file, got {path} ({error}); correct the path or the file"
         ) from error
-    settings = _parse_yaml(text, str(path))
+    settings = _parse_yaml(text, str(path), is_file=True)
     if not isinstance(settings, dict):
         raise ConfigError(
             f"a config must hold sections of settings such as model and train, got {path} with none; add the sections"
@@ -77,9 +78,11 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _parse_yaml(text: str, source: str) -> Any:
+def _parse_yaml(text: str, source: str, *, is_file: bool = False) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)
+        loader = _Loader(text)
+        loader.place, loader.is_file = source, is_file
+        return loader.get_single_data()
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     except (yaml.YAMLError, ValueError) as error:
@@ -91,7 +94,7 @@ def _parse_yaml(text: str, source: str) -> Any:
         ) from None
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(NumberLoader):
     """Refuses a duplicate key; YAML would silently keep the last value."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:

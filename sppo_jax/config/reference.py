@@ -44,7 +44,11 @@ train:
 * An unknown key is refused, and the message names the nearest known key. A key given twice is refused too.
 * Every value is checked before anything runs. A wrong value ends the command with exit code 2 and one line with the
   rule, the value, and what to change.
-* Numbers are finite. A whole number (`int`) may be written as `1e6`, and a number (`float`) as `3e-4`.
+* Numbers are finite. A whole number (`int`) may be written as `1e6`, and a number (`float`) as `3e-4`. `1_000_000` and
+  `0x10` are numbers too. A number that YAML 1.1 reads otherwise than Python is refused with its line: `0100` (octal,
+  64), `12:00` (base 60, 720), `0b101` (binary).
+* A key of type `str` takes the text: `data.text_key: 2024`, `data.chat.date: 2026-01-31` and a folder called 0100 need
+  no quotes. In a mapping of texts and numbers, such as `data.chat.values`, quotes make a text.
 * The tables state the ranges that are checked when a config is read. A plan for given devices has further rules; for
   example, the mesh must use all devices.
 """

@@ -10,6 +10,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+from sppo_jax.config.yaml_numbers import OtherNumber, check_alike, text_of
 from sppo_jax.paths import check_local
 from sppo_jax.rules import Facts, check
 
@@ -96,7 +97,7 @@ def build_section(cls: type[Section], settings: Any, name: str) -> Section:
             full = f"{name}.{key}" if name else f"{key}"
             near = difflib.get_close_matches(str(key), hints, n=1, cutoff=0.0)
             raise ConfigError(f"{full} is not a setting; the nearest setting is {f'{name}.' if name else ''}{near[0]}")
-    settings = cls.complete(settings)
+    settings = cls.complete({key: text_of(value) if _is_text(hints[key]) else value for key, value in settings.items()})
     for spec in dataclasses.fields(typing.cast(Any, cls)):
         required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
         if required and spec.name not in settings:
@@ -107,6 +108,12 @@ def build_section(cls: type[Section], settings: Any, name: str) -> Section:
 def _field_types(cls: type) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     return {spec.name: hints[spec.name] for spec in dataclasses.fields(cls)}
+
+
+def _is_text(annotation: Any) -> bool:
+    """Returns whether a setting takes a text, and no number."""
+    options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+    return str in options and not {int, float} & set(options)
 
 
 def _convert(value: Any, annotation: Any, name: str) -> Any:
@@ -121,6 +128,8 @@ def _convert(value: Any, annotation: Any, name: str) -> Any:
             return _convert_one(value, option)
         except ConfigError:
             raise
+        except OtherNumber as error:
+            raise ConfigError(f"{name} {error}") from None
         except (TypeError, ValueError, OverflowError):
             continue
     expected = ", or ".join(_describe(option) for option in options)
@@ -143,6 +152,7 @@ def _choices(option: Any) -> tuple[str, ...]:
 
 def _convert_one(value: Any, option: Any) -> Any:
     if option is types.NoneType or option is bool or option is str:
+        value = text_of(value) if option is str else value
         if type(value) is not option:
             raise TypeError
         if isinstance(value, str) and (not value.strip() or "\0" in value):
@@ -160,9 +170,9 @@ def _convert_one(value: Any, option: Any) -> Any:
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise TypeError
         return {key: _convert_item(item, typing.get_args(option)[1]) for key, item in value.items()}
-    # YAML 1.1 reads 3e-4 and 1e6 as strings; they are numbers to everyone else.
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise TypeError
+    check_alike(value)
     number = float(value)
     if not math.isfinite(number):
         raise ValueError
@@ -170,12 +180,16 @@ def _convert_one(value: Any, option: Any) -> Any:
         return number
     if number != int(number):
         raise ValueError
-    return value if isinstance(value, int) else int(number)
+    return int(value) if isinstance(value, int) else int(number)
 
 
 def _convert_item(value: Any, option: Any) -> Any:
-    """Converts a value of a mapping, which may be of several types."""
-    for one in typing.get_args(option) if _is_union(option) else (option,):
+    """Converts a value of a mapping, which may be of several types; a text in quotes is no number."""
+    options = typing.get_args(option) if _is_union(option) else (option,)
+    if str in options and isinstance(value, str):
+        return _convert_one(value, str)
+    check_alike(value, or_text=str in options)
+    for one in options:
         if isinstance(one, type) and issubclass(one, Section):
             if isinstance(value, one | Mapping):
                 return value if isinstance(value, one) else build_section(one, value, one.section)

@@ -39,6 +39,7 @@ CASES = {
     "data.separator=0": (["data.source=stdlib"], ["data.source=a.npy"]),
     "data.pack=stream": (["data.source=recall"], ["data.source=stdlib"]),
     "data.fill=0.9": (["data.source=recall"], []),
+    "optimizer.warmup=from_zero": ([], ["optimizer.warmup_steps=1"]),
     "data.validation_fraction=0.1": (["data.validation_source=v.txt"], ["data.source=a.txt"]),
     "data.recall.pairs=4": (["data.source=stdlib"], ["data.source=recall"]),
     "data.recall.values=4": ([], ["data.source=recall"]),

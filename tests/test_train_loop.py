@@ -49,8 +49,17 @@ def test_a_run_directory_is_complete(finished):
     lines = lines_of(run_dir)
     assert [line["step"] for line in lines] == [4, 6, 8, 12]
     for line in lines:
-        assert {"loss", "tokens_per_s", "step_s", "mfu", "hbm_peak_bytes", "host_peak_bytes"} <= set(line)
-        assert math.isfinite(line["loss"]) and line["tokens_per_s"] == pytest.approx(2 * 64 / line["step_s"])
+        assert {"loss", "tokens_per_s", "places_per_s", "step_s", "mfu", "hbm_peak_bytes", "host_peak_bytes"} <= set(
+            line
+        )
+        assert math.isfinite(line["loss"]) and line["places_per_s"] == pytest.approx(2 * 64 / line["step_s"])
+    loader, counts = prepare(experiment.config, experiment.plan).loader, []
+    for _ in range(12):
+        counts.append(int((next(loader)["targets"] >= 0).sum()))
+    for line, before in zip(lines, [0, *(line["step"] for line in lines)], strict=False):
+        trained = sum(counts[before : line["step"]]) / (line["step"] - before)
+        assert line["tokens_per_s"] == pytest.approx(trained / line["step_s"])
+    assert sum(counts) < 12 * 2 * 64
     assert [line["step"] for line in lines if "validation_loss" in line] == [6, 12]
     assert lines[-1]["validation_loss"] == validation.loss
 

@@ -44,22 +44,42 @@ def test_it_says_by_how_much():
     assert spikes.check(5.0) == "loss spike: 5.0000, where the last 30 had a median of 2.0000"
 
 
-@pytest.mark.parametrize(
-    ("loss", "has_targets", "logged"),
-    [(2.5, True, 2.5), (0.0, True, 0.0), (0.0, False, None), (30.0, False, None)],
-)
-def test_a_step_without_a_target_has_no_loss(loss, has_targets, logged):
+def metered(steps, **train):
+    """Returns the lines and events of steps with some outputs."""
     lines, events = [], []
     record = SimpleNamespace(metrics=lines.append, event=lambda *words: events.append(words))
     mesh = SimpleNamespace(devices=np.array([SimpleNamespace(platform="cpu")]), size=1)
-    config = make_config("a.npy", train={"log_every": 1, "steps": 50})
+    config = make_config("a.npy", train={"steps": 50, **train}, metrics={"peak_flops": 1e12})
     meter = Meter(SimpleNamespace(config=config, schedule=lambda step: step, mesh=mesh), record, first=0)
     outputs = {"grad_norm": 0.0, "num_skipped": 0, "num_skipped_in_row": 0, "signal": 0}
-    for step in range(1, 42):  # enough before the last one for its loss to stand out
-        last = {"loss": loss, "has_targets": has_targets} if step == 41 else {"loss": 9.0, "has_targets": True}
-        meter.expect(step, {name: np.array(value) for name, value in (outputs | last).items()})
+    for step, given in enumerate(steps, 1):
+        meter.expect(step, {name: np.array(value) for name, value in (outputs | given).items()})
         meter.wait()
         meter.write()
+    return lines, events
+
+
+@pytest.mark.parametrize("log_every", [1, 3])
+def test_tokens_are_those_that_are_trained_and_places_are_all(log_every):
+    """Padding and tokens that are not learned have no targets, in whichever of the steps of a line they are."""
+    counts = [64, 0, 128, 1, 90, 17]
+    lines, _ = metered([{"loss": 2.0, "num_targets": count} for count in counts], log_every=log_every)
+    assert [line["step"] for line in lines] == [step for step in range(1, 7) if step % log_every == 0]
+    for line in lines:
+        inside = counts[line["step"] - log_every : line["step"]]
+        assert line["places_per_s"] * line["step_s"] == pytest.approx(2 * 64)
+        assert line["tokens_per_s"] * line["step_s"] * log_every == pytest.approx(sum(inside))
+        assert line["mfu"] / line["places_per_s"] == pytest.approx(lines[0]["mfu"] / lines[0]["places_per_s"])
+
+
+@pytest.mark.parametrize(
+    ("loss", "num_targets", "logged"),
+    [(2.5, 5, 2.5), (0.0, 1, 0.0), (0.0, 0, None), (30.0, 0, None)],
+)
+def test_a_step_without_a_target_has_no_loss(loss, num_targets, logged):
+    # Enough steps before the last one for its loss to stand out.
+    steps = [{"loss": 9.0, "num_targets": 5}] * 40 + [{"loss": loss, "num_targets": num_targets}]
+    lines, events = metered(steps, log_every=1)
     assert lines[-1]["step"] == 41 and lines[-1]["loss"] == logged and not lines[-1]["spike"] and not events
 
 

@@ -6,10 +6,12 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
-from sppo_jax.config import MetricsConfig, OptimizerConfig
+from sppo_jax.config import MetricsConfig, OptimizerConfig, TrainConfig
+from sppo_jax.config.reference import sentences
 from sppo_jax.models.leaves import is_matrix
 from sppo_jax.pipeline.api import TokenScores
 from sppo_jax.train.evaluate import evaluate, position_edges
@@ -19,6 +21,7 @@ from sppo_jax.train.record import Progress
 from sppo_jax.train.step import make_optimizer, make_schedule
 
 STEP = {"step": 5, "loss": 2.5, "tokens_per_s": 1234.5, "step_s": 0.25, "mfu": None, "hbm_peak_bytes": None}
+STEP |= {"places_per_s": 1240.0}
 
 
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (0, 10), (1, 10), (4, 10), (10, 10)])
@@ -30,6 +33,36 @@ def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_floor(warmup, step
     np.testing.assert_allclose(rates[warmup:steps], cosine, rtol=1e-5)
     if warmup < steps:
         np.testing.assert_allclose(rates[steps], 0.1, rtol=1e-5)
+
+
+SPANS = [(0, 1), (0, 10), (1, 10), (4, 10), (10, 10)]
+
+
+@pytest.mark.parametrize(("warmup", "steps"), SPANS)
+def test_a_warm_up_from_zero_gives_the_rates_of_transformers_and_optax(warmup, steps):
+    config = OptimizerConfig(lr=0.01, warmup_steps=warmup, warmup="from_zero", min_lr_ratio=0.1)
+    schedule = make_schedule(config, steps)
+    rates = [float(schedule(step)) for step in range(steps)]
+    # The formula of transformers' get_cosine_with_min_lr_schedule_with_warmup.
+    ramp = np.arange(warmup) / max(warmup, 1)
+    progress = (np.arange(warmup, steps) - warmup) / max(steps - warmup, 1)
+    decay = 0.1 + 0.9 * 0.5 * (1 + np.cos(np.pi * progress))
+    np.testing.assert_allclose(rates, 0.01 * np.concatenate([ramp, decay]), rtol=1e-6)
+    if warmup < steps:
+        theirs = optax.warmup_cosine_decay_schedule(0.0, 0.01, warmup, steps, 0.001)
+        np.testing.assert_allclose(rates, [float(theirs(step)) for step in range(steps)], rtol=1e-6)
+    assert warmup == 0 or rates[0] == 0.0
+
+
+def test_the_minimum_would_come_one_step_after_the_last_and_the_page_says_so():
+    config = OptimizerConfig(lr=0.01, warmup_steps=4, min_lr_ratio=0.1)
+    last = float(make_schedule(config, 10)(9))
+    assert last == pytest.approx(0.01 * (0.1 + 0.45 * (1 + np.cos(np.pi * 5 / 6)))) and last > 1.6 * 0.001
+    assert float(make_schedule(config, 10)(10)) == pytest.approx(0.001)
+    texts = sentences(OptimizerConfig)
+    assert "would come at step n, one step after the last one" in texts["min_lr_ratio"]
+    assert "learning rate of the last step" not in texts["min_lr_ratio"]
+    assert "would end one step after the last one" in sentences(TrainConfig)["steps"]
 
 
 def params():
@@ -143,17 +176,20 @@ def test_progress_is_plain_lines_off_a_terminal(capsys):
     progress = Progress(10)
     progress.log({**STEP, "mfu": 0.456, "host_peak_bytes": 3 * 2**30})
     progress.say("between")
+    progress.log({**STEP, "places_per_s": 2469.0})
     progress.close()
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("step  5/10  loss 2.5000  1,234 tokens/s  step 0.250 s  mfu 45.6%  host 3.0 GiB  eta 00:0")
     assert out[1] == "between"
+    assert out[2].startswith("step  5/10  loss 2.5000  1,234 tokens/s of 2,469 places/s  step 0.250 s  eta 00:0")
 
 
 def test_progress_is_a_bar_on_a_terminal(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     progress = Progress(10)
     progress.log(STEP)
-    progress.log({**STEP, "step": 10})
+    progress.log({**STEP, "step": 10, "places_per_s": 2469.0})
     progress.close()
     out = capsys.readouterr().out
     assert "\r" in out and "10/10" in out and "loss 2.5000, 1,234 tokens/s" in out
+    assert "1,234 tokens/s of 2,469 places/s" in out

@@ -15,7 +15,7 @@ from sppo_jax.train import record as module
 from sppo_jax.train.record import Record
 
 CONFIG = load_config(Path(__file__).parent.parent / "configs" / "quickstart.yaml")
-LINE = {"loss": 1.0, "tokens_per_s": 1.0, "step_s": 1.0, "host_peak_bytes": 1}
+LINE = {"loss": 1.0, "tokens_per_s": 1.0, "places_per_s": 1.0, "step_s": 1.0, "host_peak_bytes": 1}
 
 
 @pytest.fixture

@@ -67,8 +67,8 @@ def test_the_first_state_counts_from_nothing():
     assert [int(each) for each in state[:3]] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("targets, has", [([-1, -1], False), ([-1, 5], True), ([0, -1], True)])
-def test_a_step_says_whether_it_has_targets(step_and_state, targets, has):
+@pytest.mark.parametrize("targets, count", [([-1, -1], 0), ([-1, 5], 1), ([0, -1], 1), ([0, 7], 2)])
+def test_a_step_says_how_many_targets_it_has(step_and_state, targets, count):
     step, state = step_and_state
     given = batch(1, 2, 3) | {"targets": jnp.array([targets], jnp.int32)}
-    assert bool(step(state, given, Signals(MESH).array())[1]["has_targets"]) == has
+    assert int(step(state, given, Signals(MESH).array())[1]["num_targets"]) == count

@@ -119,6 +119,7 @@ _ROWS: tuple[tuple[tuple[str, ...], _Acts, str], ...] = (
         lambda config: config.model.experts.is_penalised,
         "model.experts.balance and model.experts.z are 0",
     ),
+    (("optimizer.warmup",), lambda config: config.optimizer.warmup_steps > 0, "optimizer.warmup_steps is 0"),
     (
         ("checkpoint.keep_best",),
         lambda config: config.train.eval_sequences > 0,

@@ -225,8 +225,13 @@ class OptimizerConfig(Section):
 
     Args:
         lr: peak learning rate; 0 to 1e30.
-        warmup_steps: steps of the linear warm-up; 0 (none) to `train.steps`.
-        min_lr_ratio: learning rate of the last step as a multiple of `optimizer.lr`; 0 to 1e30.
+        warmup_steps: steps of the linear warm-up, W; 0 (none) to `train.steps`.
+        warmup: learning rate of step i of the warm-up, i from 0: "first_step": `lr * (i + 1) / W`, as in torchtitan;
+            "from_zero": `lr * i / W`, so that the first step changes nothing, as in transformers (TRL), optax and
+            MaxText.
+        min_lr_ratio: minimum of the learning rate as a multiple of `optimizer.lr`; 0 to 1e30; step i of n is at the
+            share `(i - W) / (n - W)` of the cosine, as in TRL, optax and torchtitan, so the minimum would come at step
+            n, one step after the last one.
         weight_decay: decay coefficient of AdamW, applied to matrices only and multiplied by the learning rate; 0 (none)
             to 1e30.
         b1: decay rate per step of the first moment; at least 0, below 1.
@@ -243,6 +248,7 @@ class OptimizerConfig(Section):
     section: ClassVar[str] = "optimizer"
     lr: float = 3e-4
     warmup_steps: int = 0
+    warmup: Literal["first_step", "from_zero"] = "first_step"
     min_lr_ratio: float = 0.1
     weight_decay: float = 0.1
     b1: float = 0.9
@@ -265,8 +271,8 @@ class TrainConfig(Section):
     """Length of the run, its devices, how often it reports and validates, and when it gives up.
 
     Args:
-        steps: number of optimizer steps; the cosine of the learning rate ends at the last step; 1 to 2147483647; a run
-            that is resumed with more steps follows the longer cosine, with a higher learning rate.
+        steps: number of optimizer steps; the cosine of the learning rate would end one step after the last one; 1 to
+            2147483647; a run that is resumed with more steps follows the longer cosine, with a higher learning rate.
         seed: seed of the initial parameters; 0 to 2147483647.
         devices: devices to train on; "cpu:N" simulates N devices on the CPU, N from 1 to 1024, a multiple of the
             product of the mesh axes that are numbers, and equal to the product where all three axes are numbers;

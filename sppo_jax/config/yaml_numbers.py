@@ -58,6 +58,10 @@ class NumberLoader(yaml.SafeLoader):
         found.place = f"{self.place}:{node.start_mark.line + 1}" if self.is_file else self.place
         return found
 
+    def construct_text(self, node: yaml.ScalarNode) -> str:
+        """Returns a date as the text that it is written as."""
+        return node.value
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Makes every key that looks like a number or a date a text: all keys of settings are names."""
         node = super().compose_mapping_node(anchor)
@@ -70,7 +74,7 @@ class NumberLoader(yaml.SafeLoader):
 _LIKE_NUMBERS = tuple(f"{_TAG}{kind}" for kind in ("int", "float", "timestamp"))
 for _kind in _LIKE_NUMBERS[:2]:
     NumberLoader.add_constructor(_kind, NumberLoader.construct_number)
-NumberLoader.add_constructor(_LIKE_NUMBERS[2], NumberLoader.construct_yaml_str)
+NumberLoader.add_constructor(_LIKE_NUMBERS[2], NumberLoader.construct_text)
 NumberLoader.add_implicit_resolver(f"{_TAG}float", _EXPONENT, list("-+.0123456789"))
 
 

@@ -108,7 +108,7 @@ class Meter:
         self._experiment, self._record, self._spikes = experiment, record, LossSpikes()
         self._pending: tuple[int, Mapping[str, jax.Array], Callable[[], float]] | None = None
         self._done: tuple[int, dict[str, Any], float] | None = None
-        self._logged, self._num_skipped, self._is_spike = first, 0, False
+        self._logged, self._num_targets, self._num_skipped, self._is_spike = first, 0, 0, False
         self._spent_s = {"data_s": 0.0, "save_s": 0.0}
         # All at once: an operation between steps would wait for the running step.
         with jax.numpy_dtype_promotion("standard"):
@@ -136,7 +136,7 @@ class Meter:
 
         Args:
             step: its number, from 1.
-            outputs: scalars `loss`, `grad_norm`, `has_targets`, `num_skipped`, `num_skipped_in_row`, `signal`; others
+            outputs: scalars `loss`, `grad_norm`, `num_targets`, `num_skipped`, `num_skipped_in_row`, `signal`; others
                 are reported as they are.
         """
         self._pending = (step, outputs, clock_at_end(outputs["loss"]))
@@ -152,6 +152,7 @@ class Meter:
         (step, pending, end_s), self._pending = self._pending, None
         outputs = {name: value.item() for name, value in jax.device_get(pending).items()}
         self._done = step, outputs, end_s()
+        self._num_targets += outputs["num_targets"]
         self._watch(step, outputs)
         return STOP if self.failure else outputs["signal"]
 
@@ -167,7 +168,8 @@ class Meter:
         config = self._experiment.config.train
         if more is not None or step % config.log_every == 0 or step == config.steps:
             self._record.metrics(self._metrics(step, outputs, now_s) | dict(more or {}))
-            self._logged, self._is_spike, self._spent_s = step, False, dict.fromkeys(self._spent_s, 0.0)
+            self._logged, self._num_targets, self._is_spike = step, 0, False
+            self._spent_s = dict.fromkeys(self._spent_s, 0.0)
             # A validation is off the clock; an ordinary line is written while the next step runs.
             self._since_s = now_s if more is None else time.perf_counter()
 
@@ -184,7 +186,7 @@ class Meter:
                     "in a row (train.max_nonfinite); lower optimizer.lr, raise optimizer.warmup_steps, or look at the "
                     "data of these steps"
                 )
-        elif outputs["has_targets"] and (spike := self._spikes.check(loss)):
+        elif outputs["num_targets"] and (spike := self._spikes.check(loss)):
             self._is_spike = True
             self._record.event("spike", step, f"step {step}: {spike}")
         self._num_skipped = outputs["num_skipped"]
@@ -194,15 +196,16 @@ class Meter:
         experiment, num_steps = self._experiment, step - self._logged
         config, length = experiment.config, experiment.config.sequence.length
         step_s = (now_s - self._since_s) / num_steps
-        tokens_per_s = config.num_sequences * length / step_s
+        places_per_s = config.num_sequences * length / step_s
         peak = peak_flops_per_s(config.metrics, experiment.mesh.devices.flat[0])
-        flops_per_s = flops_per_token(config.model, length) * tokens_per_s
+        flops_per_s = flops_per_token(config.model, length) * places_per_s
         return {
             "step": step,
-            "loss": _finite(outputs["loss"]) if outputs["has_targets"] else None,
+            "loss": _finite(outputs["loss"]) if outputs["num_targets"] else None,
             "grad_norm": _finite(outputs["grad_norm"]),
             "learning_rate": float(self._learning_rates[max(step - 1 - self._num_skipped, 0)]),
-            "tokens_per_s": tokens_per_s,
+            "tokens_per_s": self._num_targets / num_steps / step_s,
+            "places_per_s": places_per_s,
             "step_s": step_s,
             **{name: spent_s / num_steps for name, spent_s in self._spent_s.items()},
             "mfu": flops_per_s / (peak * experiment.mesh.size) if peak else None,
@@ -214,7 +217,7 @@ class Meter:
 
 
 # Outputs of a step that become metrics by other names, or events.
-_OUTPUTS = ("loss", "grad_norm", "has_targets", "num_skipped", "num_skipped_in_row", "signal")
+_OUTPUTS = ("loss", "grad_norm", "num_targets", "num_skipped", "num_skipped_in_row", "signal")
 
 
 def _finite(value: float) -> float | None:

@@ -21,7 +21,7 @@ def rate_change(before: Mapping[str, Any], config: Config, count: int) -> str:
         old = config_from_dict(before)
     except ValueError:  # settings of another version
         return ""
-    names = ("lr", "warmup_steps", "min_lr_ratio")
+    names = ("lr", "warmup_steps", "warmup", "min_lr_ratio")
     pairs = [("train.steps", old.train.steps, config.train.steps)]
     pairs += [(f"optimizer.{name}", getattr(old.optimizer, name), getattr(config.optimizer, name)) for name in names]
     changes = ", ".join(f"{name} {then} -> {now}" for name, then, now in pairs if then != now)

@@ -21,6 +21,7 @@ from sppo_jax.config import Config
 from sppo_jax.files import write_whole
 from sppo_jax.output import lost_lines
 from sppo_jax.report.run.html import write_report
+from sppo_jax.report.run.speed import speed_text
 from sppo_jax.train.run_dir import forget_after
 from sppo_jax.train.trackers import open_trackers
 
@@ -40,13 +41,13 @@ class Progress:
         self._bar = tqdm(total=num_steps, initial=first, unit="step", file=sys.stdout) if is_terminal else None
 
     def log(self, metrics: Mapping[str, Any]) -> None:
-        """Shows the metrics of a step: `step`, `loss`, `tokens_per_s`, `step_s`, `mfu` and peak memory where known."""
+        """Shows the metrics of a step: step, loss, tokens and places per second, seconds, MFU, peak memory."""
         if not self._start_s:
             self._start_s = time.perf_counter() - metrics["step_s"] * (metrics["step"] - self._first)
         if self._bar is None:
             print(self._line(metrics), flush=True)
             return
-        self._bar.set_postfix_str(f"loss {_loss(metrics)}, {metrics['tokens_per_s']:,.0f} tokens/s", refresh=False)
+        self._bar.set_postfix_str(f"loss {_loss(metrics)}, {_speed(metrics)}", refresh=False)
         self._bar.update(metrics["step"] - self._bar.n)
 
     def say(self, text: str) -> None:
@@ -67,7 +68,7 @@ class Progress:
         parts = [
             f"step {step:>{width}}/{self._num_steps}",
             f"loss {_loss(metrics)}",
-            f"{metrics['tokens_per_s']:,.0f} tokens/s",
+            _speed(metrics),
             f"step {metrics['step_s']:.3f} s",
         ]
         if metrics.get("mfu") is not None:
@@ -80,6 +81,10 @@ class Progress:
 
 def _loss(metrics: Mapping[str, Any]) -> str:
     return "not finite" if metrics["loss"] is None else f"{metrics['loss']:.4f}"
+
+
+def _speed(metrics: Mapping[str, Any]) -> str:
+    return speed_text(metrics["tokens_per_s"], metrics["places_per_s"])
 
 
 def _clock(seconds: float) -> str:

@@ -22,17 +22,22 @@ from sppo_jax.train.streamed_update import Rule, Verdict, updated
 
 
 def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-    """Returns the learning rate by step: linear up to `lr`, then a cosine down to `lr * min_lr_ratio` at the last step.
+    """Returns the learning rate by step, from 0: linear up to `lr`, then a cosine down towards `lr * min_lr_ratio`.
+
+    The cosine would have its minimum at step `num_steps`, one step after the last one, as in transformers, optax and
+    torchtitan.
 
     Args:
-        config: peak, length of the warm-up in steps, and the final share of the peak.
+        config: peak, length and start of the warm-up, and the final share of the peak.
         num_steps: length of the run.
     """
-    # A warm-up from 0 would waste its first step, so the first learning rate is lr / warmup_steps.
-    first = config.lr / max(config.warmup_steps, 1)
-    warm_up = optax.linear_schedule(first, config.lr, max(config.warmup_steps - 1, 1))
-    decay = optax.cosine_decay_schedule(config.lr, max(num_steps - config.warmup_steps, 1), config.min_lr_ratio)
-    return optax.join_schedules([warm_up, decay], [config.warmup_steps])
+    warmup_steps = config.warmup_steps
+    if config.warmup == "from_zero":
+        warm_up = optax.linear_schedule(0.0, config.lr, max(warmup_steps, 1))
+    else:
+        warm_up = optax.linear_schedule(config.lr / max(warmup_steps, 1), config.lr, max(warmup_steps - 1, 1))
+    decay = optax.cosine_decay_schedule(config.lr, max(num_steps - warmup_steps, 1), config.min_lr_ratio)
+    return optax.join_schedules([warm_up, decay], [warmup_steps])
 
 
 class Optimizer(NamedTuple):
@@ -94,8 +99,8 @@ def make_train_step(
 
     Returns:
         A jitted function that reuses the memory of the old state for the new state. `signals` is int32, the request of
-        each process. Its metrics are scalars `loss` (nats a target), `grad_norm` (before clipping), `has_targets`
-        (without any the loss is 0 and says nothing), `num_skipped`, `num_skipped_in_row` and `signal`, the largest
+        each process. Its metrics are scalars `loss` (nats a target), `grad_norm` (before clipping), `num_targets`
+        (with 0 the loss is 0 and says nothing), `num_skipped`, `num_skipped_in_row` and `signal`, the largest
         request; and those of `expert_load.metrics_of` where layers share something.
     """
 
@@ -123,7 +128,7 @@ def make_train_step(
         metrics = {
             "loss": loss,
             "grad_norm": grad_norm,
-            "has_targets": jnp.any(batch["targets"] >= 0),
+            "num_targets": jnp.sum(batch["targets"] >= 0),
             "num_skipped": state.num_skipped,
             "num_skipped_in_row": state.num_skipped_in_row,
             "signal": jnp.max(signals),

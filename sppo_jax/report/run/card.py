@@ -46,6 +46,7 @@ def curves_svg(figures: RunFigures) -> str:
 
 def _recipe(config: Config, step: int) -> list[tuple[str, str]]:
     optimizer, rope, data = config.optimizer, config.model.rope, config.data
+    from_zero = " from 0" if optimizer.warmup == "from_zero" else ""
     scaling = "" if rope.scaling == "none" else f", {rope.scaling} by {rope.factor:g}"
     rows = [
         ("sequence length", f"{config.sequence.length:,} tokens"),
@@ -56,7 +57,8 @@ def _recipe(config: Config, step: int) -> list[tuple[str, str]]:
         ("optimizer", f"AdamW, betas {optimizer.b1:g} and {optimizer.b2:g}, weight decay {optimizer.weight_decay:g}"),
         (
             "learning rate",
-            f"{optimizer.lr:g}, {optimizer.warmup_steps:,} warm-up steps, cosine to {optimizer.min_lr_ratio:g} of it",
+            f"{optimizer.lr:g}, {optimizer.warmup_steps:,} warm-up steps{from_zero}, cosine to "
+            f"{optimizer.min_lr_ratio:g} of it",
         ),
         ("gradient clipping", f"{optimizer.clip_norm:g}"),
         ("packing", f"{data.pack}, documents do not attend to each other"),

@@ -11,6 +11,7 @@ from typing import Any
 from sppo_jax.report.draw.chart import Axis, Panel, Rule, Series
 from sppo_jax.report.run.data import number
 from sppo_jax.report.run.figures import Point, RunFigures, series, smooth, thin
+from sppo_jax.report.run.speed import is_alike
 
 STEP = Axis(label="step", whole=True, low=0)
 BLUE, RED, GREEN, PINK, ORANGE, SKY, GREY = range(7)
@@ -99,17 +100,23 @@ def recall_panel(figures: RunFigures) -> Panel | None:
 
 
 def speed_panel(figures: RunFigures) -> Panel | None:
-    """Tokens a second by step."""
-    points = series(figures.data.rows, "tokens_per_s")
-    # The first line waits for the compiler's work and the first batches.
-    points = points[1:] if len(points) > 3 else points
-    if not points:
+    """Trained tokens per second by step, and places per second where these are more or all that is known."""
+    tokens, places = (_without_first(series(figures.data.rows, key)) for key in ("tokens_per_s", "places_per_s"))
+    if not places:
         return None
     # After a line that is read late, the next line seems to have taken no time.
-    top = 1.3 * max((point.value for point in smooth(points)), default=math.inf)
-    lines = _raw_and_smoothed("tokens/s", [_capped(point, top) for point in points], BLUE)
-    y = Axis(label="tokens per second", whole=True, low=0)
+    top = 1.3 * max((point.value for point in smooth(places)), default=math.inf)
+    lines = _raw_and_smoothed("tokens/s", [_capped(point, top) for point in tokens], BLUE) if tokens else []
+    known = {point.step: point.value for point in tokens}
+    if not all(is_alike(known.get(point.step, 0.0), point.value) for point in places):
+        lines.append(_line("places/s", thin([_capped(point, top) for point in places]), GREY))
+    y = Axis(label="per second", whole=True, low=0)
     return Panel(title="", x=STEP, y=y, series=lines, rules=_resumes(figures))
+
+
+def _without_first(points: list[Point]) -> list[Point]:
+    """Drops the first line, which waits for the compiler's work and the first batches."""
+    return points[1:] if len(points) > 3 else points
 
 
 def mfu_panel(figures: RunFigures) -> Panel | None:

@@ -72,7 +72,7 @@ def read_run_dir(run_dir: Path) -> RunData:
         )
     notes: list[str] = []
     config_text = _text(run_dir / CONFIG)
-    rows = [row for row in _lines(run_dir / METRICS, notes) if _step(row) is not None]
+    rows = [_counted(row) for row in _lines(run_dir / METRICS, notes) if _step(row) is not None]
     events = [event for event in _lines(run_dir / EVENTS, notes) if isinstance(event.get("kind"), str)]
     return RunData(
         run_dir=run_dir,
@@ -99,6 +99,13 @@ def number(row: Mapping[str, Any], key: str) -> float | None:
 def _step(row: Mapping[str, Any]) -> int | None:
     step = row.get("step")
     return step if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None
+
+
+def _counted(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a line whose tokens are trained tokens: older versions wrote places under that name, and nothing else."""
+    if "places_per_s" in row or "tokens_per_s" not in row:
+        return row
+    return {"places_per_s" if name == "tokens_per_s" else name: value for name, value in row.items()}
 
 
 def _text(path: Path) -> str:

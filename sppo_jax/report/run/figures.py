@@ -165,7 +165,19 @@ class RunFigures:
 
     @property
     def tokens(self) -> int | None:
-        """Tokens trained on."""
+        """Tokens trained on, by the lines; None if a line does not say."""
+        counts, before = [], 0
+        for row in self.data.rows:
+            speed, step_s = number(row, "tokens_per_s"), number(row, "step_s")
+            if speed is None or step_s is None:
+                return None
+            counts.append(speed * step_s * (row["step"] - before))
+            before = row["step"]
+        return round(sum(counts))
+
+    @property
+    def places(self) -> int | None:
+        """Places of the sequences trained on, padding and untrained tokens included."""
         return self.step * self.data.plan.sequence_length * self.num_sequences if self.data.plan else None
 
     @property

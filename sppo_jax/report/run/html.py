@@ -79,7 +79,12 @@ _CHARTS: tuple[tuple[str, str, Callable[[RunFigures], Panel | None], str], ...] 
         run_charts.recall_panel,
         "",
     ),
-    ("Tokens per second", "All devices together.", run_charts.speed_panel, "No step is logged yet."),
+    (
+        "Tokens per second",
+        "Of all devices; places too, if many are not trained.",
+        run_charts.speed_panel,
+        "No step is logged yet.",
+    ),
     ("Model FLOPs used (MFU)", "Share of the peak; causal, without recomputation.", run_charts.mfu_panel, ""),
     (
         "Seconds of a step",

@@ -12,6 +12,7 @@ from sppo_jax.report.draw.chart import count_text
 from sppo_jax.report.plan.words import seconds, settings_of
 from sppo_jax.report.run.data import number
 from sppo_jax.report.run.figures import Point, RunFigures, duration
+from sppo_jax.report.run.speed import is_alike, speed_text
 from sppo_jax.units import format_bytes
 
 _KINDS = {"finished": "fits", "running": "fits", "starting": "", "stopped": "warn", "stopped answering": "not"}
@@ -59,18 +60,38 @@ def head_cards(figures: RunFigures) -> list[tuple[str, str, str]]:
     if figures.recalls:
         recall = figures.recalls[-1]
         boxes.append((f"{recall.accuracies[-1]:.1%}", f"recall at distance {recall.distances[-1]:,}", ""))
-    speed, mfu = figures.recent("tokens_per_s"), figures.recent("mfu")
-    if speed is not None:
-        boxes.append((f"{speed:,.0f}" if speed < 1e5 else count_text(speed), "tokens/s", ""))
+    mfu = figures.recent("mfu")
+    boxes += _speed_cards(figures)
     if mfu is not None:
         boxes.append((f"{mfu:.1%}", "causal MFU", ""))
-    if figures.tokens:
-        boxes.append((count_text(figures.tokens), "tokens", ""))
+    boxes += _count_cards(figures)
     if figures.trained_s:
         boxes.append((duration(figures.trained_s), _left(figures), ""))
     if figures.num_skipped:
         boxes.append((f"{figures.num_skipped}", "steps skipped", "warn"))
     return boxes
+
+
+def _speed_cards(figures: RunFigures) -> list[tuple[str, str, str]]:
+    """Returns trained tokens a second, and places a second where these are more or all that is known."""
+    tokens, places = figures.recent("tokens_per_s"), figures.recent("places_per_s")
+    boxes = [] if tokens is None else [(_large(tokens), "tokens/s", "")]
+    if places is not None and (tokens is None or not is_alike(tokens, places)):
+        boxes.append((_large(places), "places/s", ""))
+    return boxes
+
+
+def _count_cards(figures: RunFigures) -> list[tuple[str, str, str]]:
+    """Returns the trained tokens of the run, and its places where these are more or all that is known."""
+    tokens, places = figures.tokens, figures.places
+    boxes = [(count_text(tokens), "tokens trained", "")] if tokens else []
+    if places and (not tokens or not is_alike(tokens, places)):
+        boxes.append((count_text(places), "places for tokens", ""))
+    return boxes
+
+
+def _large(speed: float) -> str:
+    return f"{speed:,.0f}" if speed < 1e5 else count_text(speed)
 
 
 def part_rows(figures: RunFigures) -> list[tuple[str, str, float]]:
@@ -146,16 +167,16 @@ def choice_rows(plan: Plan) -> list[tuple[str, str, str]]:
 def summary(figures: RunFigures) -> str:
     """Returns five lines for a terminal."""
     status, num_steps, held_out = figures.status, figures.num_steps, figures.validations
-    speed, mfu = (figures.recent(key) for key in ("tokens_per_s", "mfu"))
+    tokens, places, mfu = (figures.recent(key) for key in ("tokens_per_s", "places_per_s", "mfu"))
     steps = f"step {figures.step:,}" + (f" of {num_steps:,}" if num_steps else "")
     lines = [f"{figures.data.name}: {status.word} ({status.why}), {steps}"]
     lines.append(f"loss         {_loss_words(figures.loss)}")
     lines.append(f"validation   {_validation_words(held_out)}")
-    if speed is None:
+    if tokens is None and places is None:
         lines.append("speed        not known yet")
     else:
         share = f", MFU {mfu:.1%}" if mfu is not None else ""
-        lines.append(f"speed        {speed:,.0f} tokens/s{share}, {duration(figures.trained_s)} so far")
+        lines.append(f"speed        {speed_text(tokens, places)}{share}, {duration(figures.trained_s)} so far")
     troubles = [
         f"{count} {name}{'' if count == 1 else 's'}"
         for name, count in (

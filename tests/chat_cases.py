@@ -115,6 +115,21 @@ def draw(rng: random.Random) -> list[dict[str, Any]]:
     return found
 
 
+# Templates that leave messages out, and which: those at and behind the first message that a condition holds for.
+LEAVES_OUT = {"filter": "system", "continue": "system", "break": "user"}
+
+
+def without_words(messages: list[dict[str, Any]], construct: str) -> list[dict[str, Any]]:
+    """Returns messages of which those that a template leaves out have no words."""
+    role = LEAVES_OUT.get(construct)
+    found: list[dict[str, Any]] = []
+    for number, message in enumerate(messages):
+        is_out = role == message["role"] and (role == "system" or number >= 4)
+        is_behind = role == "user" and bool(found) and number > 4 and found[-1]["content"] == ""
+        found.append({"role": message["role"], "content": ""} if is_out or is_behind else message)
+    return found
+
+
 def replaced(messages: list[dict[str, Any]], old: str, new: str) -> list[dict[str, Any]]:
     """Returns messages with another word everywhere."""
     return json.loads(json.dumps(messages).replace(old, new))
@@ -134,3 +149,60 @@ def make_tokenizer(folder: Path) -> Any:
     found = transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>")
     found.save_pretrained(folder)
     return found
+
+
+# Shapes of published templates, without regions: ChatML, which writes whatever role it gets; one of a model that
+# thinks, which leaves out the thoughts of earlier turns, unknown roles and contents that are no text; one that folds
+# the system message into the first question and refuses unknown roles; one that writes the system message before its
+# loop, tools' results as JSON, and one call a turn in place of the text.
+CHATML = """{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}{{- m.content }}
+{%- for call in m.tool_calls or [] %}{{- '<call>' }}{{- call.function | tojson }}{{- '</call>' }}{% endfor %}
+{{- '<|im_end|>\\n' }}{% endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
+THINKS = """{%- set ns = namespace(last=messages | length - 1, seek=true) -%}
+{%- for m in messages[::-1] -%}{%- if ns.seek and m.role == 'user' and m.content is string -%}
+{%- set ns.seek = false -%}{%- set ns.last = messages | length - 1 - loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- for m in messages -%}
+{%- set c = m.content if m.content is string else '' -%}
+{%- if m.role in ('user', 'system') -%}{{ '<|im_start|>' + m.role + '\\n' + c + '<|im_end|>\\n' }}
+{%- elif m.role == 'assistant' -%}
+{%- set r = m.reasoning_content if m.reasoning_content is string else '' -%}
+{%- if not r and '</think>' in c -%}
+{%- set r = c.split('</think>')[0].split('<think>')[-1].strip('\\n') -%}
+{%- set c = c.split('</think>')[-1].lstrip('\\n') -%}{%- endif -%}
+{{ '<|im_start|>assistant\\n' }}
+{%- if loop.index0 > ns.last and (loop.last or r) -%}{{ '<think>\\n' + r + '\\n</think>\\n\\n' }}{%- endif -%}
+{{ c }}
+{%- for t in m.tool_calls or [] -%}{%- set f = t.function or t -%}
+{{ '\\n<tool_call>\\n{"name": "' + f.name + '", "arguments": ' + (f.arguments | tojson) + '}\\n</tool_call>' }}
+{%- endfor -%}
+{{ '<|im_end|>\\n' }}
+{%- elif m.role == 'tool' -%}
+{{ '<|im_start|>user\\n<tool_response>\\n' + c + '\\n</tool_response><|im_end|>\\n' }}
+{%- endif -%}{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"""
+FOLDS = """{%- if messages[0].role == 'system' %}{%- set system = messages[0].content + '\\n\\n' %}
+{%- set messages = messages[1:] %}{%- else %}{%- set system = '' %}{%- endif %}
+{{- '<s>' }}
+{%- for m in messages %}
+{%- if m.role == 'user' %}{{- '[INST]' + (system if loop.first else '') + m.content | trim + '[/INST]' }}
+{%- elif m.role == 'assistant' %}
+{%- if m.tool_calls %}{{- '[CALLS][' }}{%- for call in m.tool_calls %}
+{{- '{"arguments": ' + call.function.arguments | tojson + ', "name": "' + call.function.name + '"}' }}
+{%- endfor %}{{- ']' }}{%- else %}{{- m.content | trim }}{%- endif %}{{- '</s>' }}
+{%- elif m.role == 'tool' %}{{- '[RESULTS]{"content": ' + m.content | tojson + '}[/RESULTS]' }}
+{%- else %}{{- raise_exception('only user, assistant and tool') }}{%- endif %}
+{%- endfor %}"""
+HEADERS = """{%- if messages[0].role == 'system' %}{%- set system = messages[0].content | trim %}
+{%- set messages = messages[1:] %}{%- else %}{%- set system = '' %}{%- endif %}
+{{- '<|header|>system<|end|>\\nToday: 26 Jul 2024\\n\\n' + system + '<|eot|>' }}
+{%- for m in messages %}
+{%- if not (m.role == 'tool' or 'tool_calls' in m) %}
+{{- '<|header|>' + m.role + '<|end|>\\n\\n' + m.content | trim + '<|eot|>' }}
+{%- elif 'tool_calls' in m %}
+{%- set call = m.tool_calls[0].function %}{{- '<|header|>assistant<|end|>\\n\\n' }}
+{{- '{"name": "' + call.name + '", "parameters": ' + call.arguments | tojson + '}<|eot|>' }}
+{%- else %}{{- '<|header|>ipython<|end|>\\n\\n' }}
+{%- if m.content is mapping or m.content is iterable %}{{- m.content | tojson }}{%- else %}{{- m.content }}{%- endif %}
+{{- '<|eot|>' }}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|header|>assistant<|end|>\\n\\n' }}{% endif %}"""
+SHAPES = {"chatml": CHATML, "thinks": THINKS, "folds": FOLDS, "headers": HEADERS}

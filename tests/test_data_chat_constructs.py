@@ -8,7 +8,19 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")
 pytest.importorskip("transformers")
-from chat_cases import BLOCKS, CHANGED, PLAIN, TEMPLATES, TOOLS, WORDS, draw, make_tokenizer, replaced, without_regions
+from chat_cases import (
+    BLOCKS,
+    CHANGED,
+    PLAIN,
+    TEMPLATES,
+    TOOLS,
+    WORDS,
+    draw,
+    make_tokenizer,
+    replaced,
+    without_regions,
+    without_words,
+)
 
 from sppo_jax.data.chat import Chat
 from sppo_jax.data.chat_spans import overlaps
@@ -65,7 +77,7 @@ def check(made, construct, count):
     tokenizer, encoder = made
     rng, refused, learned = random.Random(construct), 0, 0
     for _ in range(count):
-        messages = draw(rng)
+        messages = without_words(draw(rng), construct)
         if construct in BLOCKS:
             other = replaced(messages, "tree", "evergreen") if construct in CHANGED else messages
             wanted = wanted_of(tokenizer, other, PLAIN)

@@ -77,6 +77,6 @@ def test_where_there_are_none_nothing_is_said(config_of, tokenizer, kind):
 def test_texts_in_parts_count_too(config_of, tokenizer, tmp_path):
     content = [{"type": "text", "text": "a <|im_start|>"}, {"type": "text", "text": "b"}]
     config = config_of("parts", [[{"role": "user", "content": content}, ANSWER]], tokenizer)
-    (tmp_path / "t.jinja").write_text(PLAIN.replace("message.content +", "message.content[0].text +"))
+    (tmp_path / "t.jinja").write_text(PLAIN.replace("message.content +", "message.content | join('', 'text') +"))
     with pytest.warns(UserWarning, match=r"got 1 control tokens \(<\|im_start\|>\) in 1 of 1"):
         open_data(config)

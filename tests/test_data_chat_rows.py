@@ -56,7 +56,9 @@ def test_a_template_gets_arguments_as_it_takes_them(arguments):
     write = {"object": "{{ c.arguments.b[0] }}", "text": "{{ c.arguments + '' }}"}[arguments]
     source = (
         "{%- for message in messages %}{{ message.role }}:{{ message.content }}"
-        "{%- for call in message.tool_calls or [] %}{%- set c = call.function %}<" + write + ">{% endfor %}\n"
+        "{%- for call in message.tool_calls or [] %}{%- set c = call.function %}{{ c.name }}<"
+        + write
+        + ">{% endfor %}\n"
         "{%- endfor %}{%- if add_generation_prompt %}assistant:{% endif %}"
     )
     if arguments == "object":
@@ -67,8 +69,8 @@ def test_a_template_gets_arguments_as_it_takes_them(arguments):
         call = {"type": "function", "function": {"name": "f", "arguments": given}}
         row = {"messages": [*MESSAGES[:2], {"role": "assistant", "content": "", "tool_calls": [call]}]}
         rendered = ChatTemplate(source, name="t", variables={}).render(chat(row))
-        assert '<{"a": 1, "b": [2]}>' in rendered.text
-        assert [rendered.text[first:last] for first, last in rendered.trained] == ['<{"a": 1, "b": [2]}>']
+        assert 'f<{"a": 1, "b": [2]}>' in rendered.text
+        assert [rendered.text[first:last] for first, last in rendered.trained] == ['f<{"a": 1, "b": [2]}>']
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"])

@@ -199,6 +199,7 @@ def test_wrong_conversations_are_one_line_each_time(chats, tmp_path, rows, told)
 
 def test_a_mask_of_all_zeros_is_refused(chats, tmp_path):
     folder, path, more = chats
+    write_rows(path, [{"messages": [USER, ANSWER]}] * 40)
     (tmp_path / "t.jinja").write_text(PLAIN.replace("== 'assistant' %}{% gen", "== 'nobody' %}{% gen"))
     with pytest.raises(ValueError, match=r"got 40 without, .*correct the \{% generation %\} regions of"):
         open_data(settings(folder, path, **more))

@@ -51,8 +51,9 @@ class ChatConfig(Section):
         template: path of a chat template; "auto": the template in the tokenizer's directory.
         train_on: tokens that are trained: "assistant": those of the assistant's turns, "last": those of the last of
             these turns, "all": all tokens; a message may say "train": false.
-        too_long: treatment of a conversation longer than a sequence: "turns" keeps whole leading turns, "cut" cuts the
-            conversation into pieces, "drop" leaves it out, "refuse" stops.
+        too_long: treatment of a conversation longer than a sequence: "newest" keeps the newest turns, from a user's
+            turn on, and the system message; "turns" keeps whole leading turns, "cut" cuts the conversation into pieces,
+            "drop" leaves it out, "refuse" stops; "auto": "newest" with `train_on` "last", else "turns".
         date: the date that a template writes as today's, such as 2026-01-31; null: a template may not write a date.
         values: further variables of the template, such as {enable_thinking: false}.
     """
@@ -62,7 +63,7 @@ class ChatConfig(Section):
     tools_key: str = "tools"
     template: str = "auto"
     train_on: Literal["assistant", "last", "all"] = "assistant"
-    too_long: Literal["turns", "cut", "drop", "refuse"] = "turns"
+    too_long: Literal["auto", "newest", "turns", "cut", "drop", "refuse"] = "auto"
     date: str | None = None
     values: dict[str, bool | int | float | str] = field(default_factory=dict, hash=False)
 
@@ -71,6 +72,12 @@ class ChatConfig(Section):
             datetime.date.fromisoformat(self.date or "2026-01-31")
         except ValueError:
             raise ConfigError(f"data.chat.date must be a day, got {self.date!r}; write it as in 2026-01-31") from None
+
+    def resolved(self) -> ChatConfig:
+        """Returns these settings with the treatment of long conversations that "auto" chooses."""
+        if self.too_long != "auto":
+            return self
+        return dataclasses.replace(self, too_long="newest" if self.train_on == "last" else "turns")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +213,13 @@ class DataConfig(Section):
 
         chat = dataclasses.replace(self.chat, **given("messages_key", "tools_key", "train_on"))
         return dataclasses.replace(self, chat=chat, **given("format", "text_key", "ignore_keys"))
+
+    def too_long_rules(self) -> list[str]:
+        """Returns the treatments of long conversations that the sources have, each once, in order."""
+        given = [(name, source) for source in (self.source, self.validation_source or {}) for name in _weights(source)]
+        return sorted(
+            {self.with_settings(self.settings_of(name, source)).chat.resolved().too_long for name, source in given}
+        )
 
     @property
     def sources(self) -> dict[str, float]:

@@ -9,6 +9,8 @@ from typing import Any, Literal
 TrainOn = Literal["assistant", "last", "all"]
 Message = dict[str, Any]
 ASSISTANT, TRAIN = "assistant", "train"
+# Names of the assistant in other tools' rows.
+ASSISTANTS = frozenset({ASSISTANT, "model", "gpt", "chatgpt", "bing"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +38,10 @@ class Rendered:
         text: the text.
         trained: the first and one past the last character of each part that is learned; they rise.
         turns: what each message wrote, in order.
+        lost_thoughts: the messages whose own thought the template leaves out; they rise.
     """
 
     text: str
     trained: tuple[tuple[int, int], ...]
     turns: tuple[Region, ...]
+    lost_thoughts: tuple[int, ...] = ()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sppo_jax.data.chat import ASSISTANT, Chat
+from sppo_jax.data.chat import ASSISTANTS, Chat
 from sppo_jax.data.encoding import Encoder
 from sppo_jax.data.learned import Learned
 
@@ -31,7 +31,7 @@ class ControlTokens:
         """Counts those in the messages of a conversation that are not the assistant's."""
         found: list[str] = []
         for message in chat.messages:
-            if message["role"] != ASSISTANT:
+            if message["role"] not in ASSISTANTS:
                 for text in _texts(message["content"]):
                     # Few texts have any, and this is faster than the pattern.
                     if any(control in text for control in self._texts):

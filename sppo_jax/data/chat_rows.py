@@ -1,4 +1,7 @@
-"""Rows of files as conversations: OpenAI's messages and ShareGPT's, without nulls, with arguments as objects."""
+"""Rows of files as conversations: OpenAI's messages and ShareGPT's, without nulls, with arguments as objects.
+
+Calls in other forms become tool calls: the `function_call` of OpenAI's first form, and turns whose role is a call.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,9 @@ from sppo_jax.files import parse_json
 
 _ROLES = {"human": "user", "gpt": ASSISTANT, "bing": ASSISTANT, "chatgpt": ASSISTANT, "observation": "tool"}
 SHAREGPT = "conversations"
+_OLD_TOOLS = "functions"  # tools in OpenAI's first form
+# Roles of turns that are a call, or a list of calls, as JSON text.
+_CALL_ROLES = ("function_call", "tool_call")
 
 
 def rows_of(path: Place, left_out: Tally | None = None) -> Rows:
@@ -53,9 +59,12 @@ def chat_of(row: dict[str, Any], config: ChatConfig, where: str) -> Chat:
     messages = [_message(one, number, where) for number, one in enumerate(found, 1)]
     if isinstance(row.get("system"), str) and key == SHAREGPT and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": row["system"]})
-    tools = row.get(config.tools_key)
+    tools_key = config.tools_key if config.tools_key in row else _OLD_TOOLS
+    tools = row.get(tools_key)
     if isinstance(tools, str):
-        tools = _json(tools, f"{config.tools_key} in {where}")
+        tools = _json(tools, f"{tools_key} in {where}")
+    if tools_key == _OLD_TOOLS and isinstance(tools, list):
+        tools = [_tool(tool) for tool in tools]
     if tools is not None and not isinstance(tools, list):
         raise ValueError(f"data.chat.tools_key must name a list of tools, got {type(tools).__name__} in {where}")
     return Chat(messages=messages, tools=tools or None)
@@ -71,6 +80,7 @@ def _message(found: Any, number: int, where: str) -> Message:
         message = {"role": _ROLES.get(role, role), "content": message.pop("value", "")} | message
     if not isinstance(message.get("role"), str):
         raise ValueError(f"a message must have a role, got keys {', '.join(sorted(found))} in {where}; add the role")
+    _rename_calls(message, where)
     if "tool_calls" in message:
         if not isinstance(message["tool_calls"], list):
             got = type(message["tool_calls"]).__name__
@@ -81,6 +91,30 @@ def _message(found: Any, number: int, where: str) -> Message:
     # What is null in OpenAI's form, beside a call of a tool, is no text.
     message.setdefault("content", "")
     return message
+
+
+def _rename_calls(message: Message, where: str) -> None:
+    """Makes tool calls of calls in other forms."""
+    is_call = message["role"] in _CALL_ROLES
+    if not is_call and "function_call" not in message:
+        return
+    if "tool_calls" in message or (is_call and "function_call" in message):
+        raise ValueError(f"a message must have its calls in one form, got two in {where}; leave one out")
+    calls = message.pop("function_call", None)
+    if is_call:
+        calls, message["role"], message["content"] = message.get("content", ""), ASSISTANT, ""
+    if isinstance(calls, str):
+        calls = _json(calls, f"a call in {where}")
+    calls = calls if isinstance(calls, list) else [calls]
+    message["tool_calls"] = [
+        call if isinstance(call, dict) and "function" in call else {"type": "function", "function": call}
+        for call in calls
+    ]
+
+
+def _tool(tool: Any) -> Any:
+    """Returns a tool of OpenAI's first form in today's form."""
+    return tool if isinstance(tool, dict) and "function" in tool else {"type": "function", "function": tool}
 
 
 def _call(call: Any, where: str) -> Any:

@@ -7,7 +7,6 @@ the generation prompt ends: exactly what the model must write, the token that st
 
 from __future__ import annotations
 
-import copy
 import datetime
 import functools
 import json
@@ -18,6 +17,7 @@ import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sppo_jax.data.chat import ASSISTANT, TRAIN, Chat, Message, Region, Rendered, TrainOn
+from sppo_jax.data.chat_forms import ANSWERS_CALL, CALL, FUNCTION, PROBE, Forms
 from sppo_jax.data.chat_marks import (
     FIND,
     MOST_MESSAGES,
@@ -30,10 +30,10 @@ from sppo_jax.data.chat_marks import (
     read_marks,
     without_marks,
 )
+from sppo_jax.data.chat_words import check_words
 
 # The names under which rows have the reasoning of a message, the one that counts first.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-_PROBE = "\u2063probe\u2063"
 
 
 class ChatTemplate:
@@ -62,7 +62,6 @@ class ChatTemplate:
         """
         self.name, self._variables, self._train_on = name, variables, train_on
         self._date = datetime.date.fromisoformat(date) if date else None
-        self._object_arguments: bool | None = None
         self._environment = environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
         )
@@ -80,6 +79,7 @@ class ChatTemplate:
                 "correct the template"
             ) from error
         self._header = functools.cache(self._find_header)
+        self._forms = Forms(lambda messages: self._text(self._plain, messages, None, prompt=False))
 
     def _compile(self, tree: jinja2.nodes.Template) -> jinja2.Template:
         tree.set_environment(self._environment)
@@ -102,8 +102,7 @@ class ChatTemplate:
         if len(chat.messages) > MOST_MESSAGES:
             raise ValueError(f"a conversation must have at most {MOST_MESSAGES:,} messages, got {len(chat.messages):,}")
         trains = [message.get(TRAIN, True) is not False for message in chat.messages]
-        messages = [_with_reasoning(one) for one in chat.messages]
-        messages = self._with_arguments(messages)
+        messages = [_with_reasoning(one) for one in self._forms.fitted(chat.messages)]
         marked = self._marks(messages, chat.tools, prompt=False)
         plain = self._text(self._plain, messages, chat.tools, prompt=False)
         if marked.text != plain:
@@ -111,9 +110,10 @@ class ChatTemplate:
                 f"the template {self.name} must write the same text with marks, got another text (a filter around "
                 "turns, or a character of a private use plane in a message); put {% generation %} regions elsewhere"
             )
+        lost = self._check_words(messages, chat.tools, marked)
         if self._train_on == "all":
             excluded = self._excluded(trains, messages, chat.tools, marked)
-            return Rendered(text=plain, trained=_between(excluded, len(plain)), turns=marked.turns)
+            return Rendered(text=plain, trained=_between(excluded, len(plain)), turns=marked.turns, lost_thoughts=lost)
         regions = marked.generated if self.has_generation else self._answers(messages, chat.tools, marked)
         if not all(trains) and any(region.message < 0 for region in regions):
             raise ValueError(
@@ -125,7 +125,14 @@ class ChatTemplate:
             last = max((region.message for region in regions), default=-1)
             regions = tuple(region for region in regions if region.message == last) if last >= 0 else regions[-1:]
         trained = tuple((region.first, region.last) for region in regions if region.first < region.last)
-        return Rendered(text=plain, trained=trained, turns=marked.turns)
+        return Rendered(text=plain, trained=trained, turns=marked.turns, lost_thoughts=lost)
+
+    def _check_words(self, messages: list[Message], tools: list[Any] | None, marked: Marked) -> tuple[int, ...]:
+        """Returns the messages whose thoughts are left out; refuses a text without the words of a message."""
+        try:
+            return check_words(messages, marked, lambda them: self._text(self._plain, them, tools, prompt=False))
+        except ValueError as error:
+            raise ValueError(f"the template {self.name} {error}") from None
 
     def _excluded(
         self, trains: list[bool], messages: list[Message], tools: list[Any] | None, marked: Marked
@@ -181,7 +188,7 @@ class ChatTemplate:
     def _check_left_out(self, number: int, messages: list[Message], tools: list[Any] | None, text: str) -> None:
         """Refuses a message that the template writes where no mark can be."""
         changed = [dict(message) for message in messages]
-        changed[number]["content"] = f"{changed[number].get('content') or ''}{_PROBE}"
+        changed[number]["content"] = f"{changed[number].get('content') or ''}{PROBE}"
         if self._text(self._plain, changed, tools, prompt=False) != text:
             raise ValueError(
                 f"the template {self.name} must write each message in a loop over messages, got message {number + 1} "
@@ -190,51 +197,24 @@ class ChatTemplate:
 
     def _find_header(self, kind: str, has_tools: bool) -> str:
         """Returns what the template writes behind a last turn to ask for an answer."""
-        call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {"a": 1}}}
         asked: list[Message] = [{"role": "user", "content": "a"}]
         if kind == "tool":
             asked += [
-                {"role": ASSISTANT, "content": "", "tool_calls": [call]},
-                {"role": "tool", "name": "f", "tool_call_id": "call00000", "content": "b"},
+                {"role": ASSISTANT, "content": "", "tool_calls": [CALL]},
+                {"role": "tool", **ANSWERS_CALL, "content": "b"},
             ]
         schema = {"type": "object", "properties": {"a": {"type": "integer", "description": "a"}}, "required": ["a"]}
-        tools = [{"type": "function", "function": {"name": "f", "description": "a", "parameters": schema}}]
+        tools = [{"type": "function", "function": {"name": FUNCTION, "description": "a", "parameters": schema}}]
         try:
-            marked = self._marks(self._with_arguments(asked), tools if has_tools else None, prompt=True)
+            marked = self._marks(self._forms.fitted(asked), tools if has_tools else None, prompt=True)
         except ValueError:
             if kind != "user":
                 return self._header("user", has_tools)
             raise
         if not any(turn.message == len(asked) - 1 for turn in marked.turns):  # the last message is written in no loop
-            without = self._text(self._plain, self._with_arguments(asked), tools if has_tools else None, prompt=False)
+            without = self._text(self._plain, self._forms.fitted(asked), tools if has_tools else None, prompt=False)
             return marked.text.removeprefix(without)
         return marked.text[marked.tail :]
-
-    def _with_arguments(self, messages: list[Message]) -> list[Message]:
-        """Returns messages whose calls have arguments as the template takes them: an object, or its JSON text."""
-        if not any(message.get("tool_calls") for message in messages):
-            return messages
-        if self._object_arguments is None:
-            self._object_arguments = self._takes_objects()
-        return messages if self._object_arguments else [_as_text(message) for message in messages]
-
-    def _takes_objects(self) -> bool:
-        """Tries the template once with a made-up call; objects first."""
-        call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {"a": "b"}}}
-        asked: list[Message] = [
-            {"role": "user", "content": "a"},
-            {"role": ASSISTANT, "content": "", "tool_calls": [call]},
-        ]
-        try:
-            self._text(self._plain, asked, None, prompt=False)
-            return True
-        except ValueError:
-            pass
-        try:
-            self._text(self._plain, [_as_text(message) for message in asked], None, prompt=False)
-            return False
-        except ValueError:
-            return True
 
     def _marks(self, messages: list[Message], tools: list[Any] | None, *, prompt: bool) -> Marked:
         try:
@@ -294,17 +274,6 @@ def _with_reasoning(message: Message) -> Message:
     if reasoning is not None:
         found = {"thinking": reasoning, **found, "reasoning_content": reasoning}
     return found
-
-
-def _as_text(message: Message) -> Message:
-    """Returns a message whose calls have arguments as JSON text."""
-    if not message.get("tool_calls"):
-        return message
-    message = copy.deepcopy(message)
-    for call in message["tool_calls"]:
-        function = call.get("function", call)
-        function["arguments"] = json.dumps(function.get("arguments", {}), ensure_ascii=False)
-    return message
 
 
 def _raise_exception(message: str) -> None:

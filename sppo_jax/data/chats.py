@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
@@ -13,9 +14,11 @@ from sppo_jax.config.data import BYTES, DataConfig
 from sppo_jax.data.cache import Writer
 from sppo_jax.data.chat import Chat, Rendered
 from sppo_jax.data.chat_controls import ControlTokens, warn_of_controls
+from sppo_jax.data.chat_newest import newest_turns
 from sppo_jax.data.chat_rows import chat_of, rows_of
 from sppo_jax.data.chat_spans import overlaps, whole_turns
 from sppo_jax.data.chat_template import ChatTemplate
+from sppo_jax.data.chat_thoughts import count_thoughts, warn_of_thoughts
 from sppo_jax.data.conversation_rows import with_messages
 from sppo_jax.data.corpus import Corpus, corpus_of
 from sppo_jax.data.encoding import Encoder, Located
@@ -30,7 +33,14 @@ from sppo_jax.files import parse_json
 from sppo_jax.paths import file_error, local_path
 
 _BATCH = 64
-_FORMAT = 3  # of the words in the cache
+_FORMAT = 4  # of the words in the cache
+# The format that fingerprints name: what was read rightly by format 3 has the same tokens, so runs go on.
+_DIGEST_FORMAT = 3
+_ADVICE = {
+    "turns": "set data.chat.too_long=newest, which keeps the newest turns",
+    "newest": "leave out the rows whose last turns are too long",
+    "drop": "set data.chat.too_long=newest or turns",
+}
 _TOO_LONG = "they are longer than a sequence, and nothing in what is kept is learned"
 
 
@@ -50,18 +60,25 @@ def load_chats(config: DataConfig, files: Sequence[File], encoder: Encoder, leng
     entry = tokenized(config, job)
     assert entry.tokens is not None
     found = learned_of(entry.facts["learned"])
-    warn_of_dropped(found, length)
+    warn_of_dropped(found, length, _ADVICE.get(config.chat.resolved().too_long, ""))
     warn_of_controls(found)
+    warn_of_thoughts(found)
     corpus = corpus_of(
         entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"], starts=entry.starts
     )
-    digest = f"{entry.facts['crc']} {json.dumps(job.key['chat'], sort_keys=True)}"
+    digest = _digest(entry.facts["crc"], job.key["chat"])
     return dataclasses.replace(corpus, digest=digest, learned=found, left_out=of_facts(entry.facts["left_out"]))
+
+
+def _digest(crc: int, chat: dict[str, Any]) -> str:
+    """Returns the text that tells conversations apart: the tokens, and what they were made with."""
+    return f"{crc} {json.dumps(chat | {'format': _DIGEST_FORMAT}, sort_keys=True)}"
 
 
 def chat_job(config: DataConfig, files: Sequence[File], encoder: Encoder, length: int) -> Job:
     """Returns how the conversations of files become tokens; see `load_chats`."""
     source, name, variables = read_template(config)
+    config = dataclasses.replace(config, chat=config.chat.resolved())
     chat = config.chat
     template = ChatTemplate(source, name=name, variables=variables, date=chat.date, train_on=chat.train_on)
     key = {
@@ -136,13 +153,18 @@ def _tokenize(
         for batch in _batches(files, config, template, left_out, progress):
             encoded = encoder.locate([rendered.text for _, _, _, rendered in batch])
             for (number, where, chat, rendered), located in zip(batch, encoded, strict=True):
+                size = len(located.tokens)
+                progress.add_tokens(size)
+                if size > length and config.chat.too_long == "newest":
+                    with _told(where):
+                        rendered, located = newest_turns(template, encoder, chat, rendered, located, length)
                 learned = overlaps(located, rendered.trained)
-                progress.add_tokens(len(learned))
                 kept = _kept(config, rendered, located, learned, length, where)
-                found += count(learned, kept, length) + controls.count(chat)
+                found += count(learned, kept, length, size=size) + controls.count(chat)
                 if not learned[1:kept].any():
-                    left_out["conversations", NOTHING_LEARNED if kept == len(learned) else _TOO_LONG] += 1
+                    left_out["conversations", NOTHING_LEARNED if kept == size else _TOO_LONG] += 1
                     continue
+                found += count_thoughts(rendered, where, is_first=not found.lost_thoughts)
                 words = join_words(located.tokens[:kept], learned[:kept])
                 end += kept
                 documents[number] += 1
@@ -164,16 +186,23 @@ def _batches(
                     left_out["conversations", SAYS_SO] += 1
                     continue
                 chat = chat_of(row, config.chat, where)
-                try:
+                with _told(where):
                     batch.append((number, where, chat, template.render(chat)))
-                except ValueError as error:
-                    raise ValueError(f"{where}: {error}") from error
                 progress.advance(len(batch[-1][-1].text))
                 if len(batch) == _BATCH:
                     yield batch
                     batch = []
     if batch:
         yield batch
+
+
+@contextlib.contextmanager
+def _told(where: str) -> Iterator[None]:
+    """Puts the place of a conversation before what is said of it."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def _kept(
@@ -186,6 +215,6 @@ def _kept(
     if rule == "refuse":
         raise ValueError(
             f"a conversation must fit a sequence where data.chat.too_long is refuse, got {size:,} tokens in {where} "
-            f"and {length:,} of a sequence; raise sequence.length, or choose turns, cut or drop"
+            f"and {length:,} of a sequence; raise sequence.length, or choose newest, turns, cut or drop"
         )
     return whole_turns(rendered, located.offsets(), learned, length) if rule == "turns" else 0

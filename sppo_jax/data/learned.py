@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _WARN_SHARE = 0.01
-_TEXTS = ("marks", "controls")
+_TEXTS = ("marks", "controls", "first_lost")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,9 @@ class Learned:
         control_tokens: number of control tokens in messages that are not the assistant's.
         with_controls: number of conversations that have some.
         controls: the texts of these tokens.
+        lost_thoughts: number of messages whose own thought the template leaves out.
+        trained_without: number of these that are trained.
+        first_lost: the place of the first one of each part.
     """
 
     read: int = 0
@@ -43,6 +46,9 @@ class Learned:
     control_tokens: int = 0
     with_controls: int = 0
     controls: tuple[str, ...] = ()
+    lost_thoughts: int = 0
+    trained_without: int = 0
+    first_lost: tuple[str, ...] = ()
 
     @property
     def kept_tokens(self) -> int:
@@ -60,15 +66,16 @@ def learned_of(facts: dict[str, object]) -> Learned:
     return Learned(**{key: tuple(fact) if key in _TEXTS else fact for key, fact in facts.items()})  # type: ignore[arg-type]
 
 
-def count(learned: np.ndarray, kept: int, length: int) -> Learned:
+def count(learned: np.ndarray, kept: int, length: int, *, size: int | None = None) -> Learned:
     """Counts one conversation.
 
     Args:
         learned: which of its tokens are learned, bool [num_tokens].
         kept: number of leading tokens that are kept.
         length: tokens that a sequence holds.
+        size: tokens of the conversation before its oldest turns were left out; None: all are in `learned`.
     """
-    size, trained = len(learned), int(learned[1:kept].sum())
+    size, trained = len(learned) if size is None else size, int(learned[1:kept].sum())
     return Learned(
         read=1,
         too_long=int(size > length),
@@ -81,12 +88,18 @@ def count(learned: np.ndarray, kept: int, length: int) -> Learned:
     )
 
 
-def warn_of_dropped(found: Learned, length: int) -> None:
-    """Warns if more than one of a hundred conversations are left out."""
+def warn_of_dropped(found: Learned, length: int, advice: str = "") -> None:
+    """Warns if more than one of a hundred conversations are left out.
+
+    Args:
+        found: the counts.
+        length: tokens that a sequence holds.
+        advice: what helps beside longer sequences.
+    """
     if found.dropped > _WARN_SHARE * found.read:
         warnings.warn(
             f"conversations must have something to learn in a sequence of {length:,} tokens, got {found.dropped:,} of "
             f"{found.read:,} without, which are left out ({found.too_long:,} are longer than a sequence); raise "
-            "sequence.length, or set data.chat.too_long",
+            f"sequence.length{advice and f', or {advice}'}",
             stacklevel=3,
         )

@@ -122,7 +122,7 @@ def changes_since(path: Path, config: Config) -> list[str]:
             f"the run directory must hold no file that the run replaces, got {path} with a config.yaml and no run; "
             "choose another --run-dir"
         )
-    before, after = (dataclasses.asdict(each) for each in (load_config(path / "config.yaml"), config))
+    before, after = (_settings(each) for each in (load_config(path / "config.yaml"), config))
     changes = list(_changes(before, after, ""))
     for name, old, new in changes:
         section, _, key = name.partition(".")
@@ -133,6 +133,14 @@ def changes_since(path: Path, config: Config) -> list[str]:
                 "choose another --run-dir"
             )
     return [f"{name}: {old} -> {new}" for name, old, new in changes]
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """Returns all settings; a default that follows from others has its value, which may have been given before."""
+    settings, rules = dataclasses.asdict(config), config.data.too_long_rules()
+    if len(rules) == 1:
+        settings["data"]["chat"]["too_long"] = rules[0]
+    return settings
 
 
 def _changes(before: Any, after: Any, name: str) -> Iterator[tuple[str, Any, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sppo_jax.data.chat_controls import control_line
+from sppo_jax.data.chat_thoughts import thoughts_line
 from sppo_jax.data.learned import Learned
 from sppo_jax.data.summary import Summary
 from sppo_jax.data.summary_chats import Conversation, Part
@@ -36,6 +37,7 @@ def _counts(found: Learned) -> str:
         f"{found.cut_tokens / max(1, found.tokens):.1%} of all tokens lie after cuts, "
         f"{found.dropped_tokens / max(1, found.tokens):.1%} in conversations that are left out",
         control_line(found),
+        thoughts_line(found),
     ]
     return "\n".join(f"  {line}" for line in lines if line)
 

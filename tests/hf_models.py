@@ -49,7 +49,7 @@ DELTA = dict(
 DELTA_EXPERTS = DELTA | dict(
     num_hidden_layers=2, layer_types=["linear_attention", "full_attention"], num_experts=6, num_experts_per_tok=2,
     moe_intermediate_size=20, shared_expert_intermediate_size=28, router_aux_loss_coef=0.1,
-    experts_implementation="eager",
+    output_router_logits=True, experts_implementation="eager",
 )  # fmt: skip
 
 # Modules whose float32 is float64 within `float64_transformers`.
@@ -80,6 +80,7 @@ MODELS = {
             moe_intermediate_size=20,
             norm_topk_prob=True,
             router_aux_loss_coef=0.1,
+            output_router_logits=True,
             experts_implementation="eager",
         ),
     ),
@@ -110,6 +111,7 @@ MODELS = {
             norm_topk_prob=True,
             decoder_sparse_step=2,
             router_aux_loss_coef=0.1,
+            output_router_logits=True,
             experts_implementation="eager",
         ),
     ),
@@ -131,6 +133,7 @@ MODELS = {
             rope_parameters=YARN
             | dict(rope_theta=100.0, factor=2.0, original_max_position_embeddings=32, truncate=False),
             router_aux_loss_coef=0.1,
+            output_router_logits=True,
             experts_implementation="eager",
         ),
     ),

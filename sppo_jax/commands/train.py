@@ -9,8 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from sppo_jax import distributed
-from sppo_jax.commands.command import DOES_NOT_FIT, DONE, FAILED, config_parser, load, read_plan, some_path
+from sppo_jax.commands.command import (
+    DOES_NOT_FIT,
+    DONE,
+    FAILED,
+    config_parser,
+    load,
+    read_plan,
+    shipped_config,
+    some_path,
+)
 from sppo_jax.config import Config
+from sppo_jax.config.load import is_given
 from sppo_jax.environment import gpus_may_start, set_waiting_limits, skip_cuda_without_driver
 from sppo_jax.hardware import Cluster, visible_gpus
 from sppo_jax.output import Output
@@ -49,8 +59,29 @@ def run(words: Sequence[str]) -> int:
     distributed.start(config)
 
     run_dir = args.run_dir or Path(distributed.share_text(distributed.together(lambda: _place_of(args, config))))
+    if _leaves_balance(args):
+        config = _as_begun(config, run_dir)
     with ExitStack() as stack:
         return _train(args, config, run_dir, stack)
+
+
+def _leaves_balance(args: Namespace) -> bool:
+    """Returns whether the config leaves to its run or its folder how experts are balanced."""
+    from sppo_jax.train.begun import BALANCE
+
+    return not is_given(BALANCE, shipped_config(args.config), args.overrides)
+
+
+def _as_begun(config: Config, run_dir: Path) -> Config:
+    """Returns the config with the balance of a run that began before, and says so; in all processes the same."""
+    from sppo_jax.train.begun import BALANCE, as_begun, with_balance
+
+    begun = distributed.together(lambda: as_begun(config, run_dir) if distributed.is_main() else config)
+    balance = float(distributed.share_text(repr(begun.model.experts.balance)))
+    if balance == config.model.experts.balance:
+        return config
+    distributed.say(f"{BALANCE} stays {balance:g}, as in {run_dir / 'config.yaml'}")
+    return with_balance(config, balance)
 
 
 def _place_of(args: Namespace, config: Config) -> str:
@@ -61,7 +92,7 @@ def _place_of(args: Namespace, config: Config) -> str:
         return new  # the main process decides
     from sppo_jax.train.unfinished import newest_unfinished
 
-    found = newest_unfinished(runs, stem, config)
+    found = newest_unfinished(runs, stem, config, leaves_balance=_leaves_balance(args))
     if args.resume and found is None:
         raise ValueError(
             f"--resume must find an unfinished run of {args.config} in {runs}, got none; leave out --resume, or name a "

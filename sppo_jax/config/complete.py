@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from sppo_jax.config.delta import DeltaConfig
 from sppo_jax.config.experts import ExpertsConfig
 from sppo_jax.config.hf_config import FREE_FIELDS, WEIGHT_FIELDS, read_shape
 from sppo_jax.config.hf_delta import WEIGHT_FIELDS as DELTA_FIELDS
+from sppo_jax.config.hf_experts import BALANCE_OFF
 from sppo_jax.config.hf_experts import WEIGHT_FIELDS as EXPERT_FIELDS
 from sppo_jax.config.presets import apply_preset
 from sppo_jax.config.section import ConfigError
@@ -88,6 +90,9 @@ def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str,
     if isinstance(experts, Mapping):
         of_weights = {**{name: getattr(ExpertsConfig(), name) for name in EXPERT_FIELDS}, **base["experts"]}
         _check_weight_fields("model.experts.", EXPERT_FIELDS, experts, of_weights, folder)
+    is_given = isinstance(experts, Mapping) and "balance" in experts
+    if base["experts"]["count"] and not base["experts"]["balance"] and not is_given:
+        warnings.warn(BALANCE_OFF, stacklevel=2)
     return {**_fill(settings, base), "hf": str(folder)}
 
 

@@ -33,7 +33,8 @@ class ExpertsConfig(Section):
             `model.experts.count`.
         chosen_groups: groups that a token may use, the ones with the largest sum of their two best scores; at least 1,
             at most `model.experts.expert_groups`.
-        balance: coefficient of the loss that balances the load of experts; at least 0, and 0 is no such loss.
+        balance: coefficient of the loss that balances the load of experts; at least 0, and 0 is no such loss. A Hugging
+            Face folder has 0 unless its `output_router_logits` is true.
         balance_form: "model" is transformers' loss, of the means over all layers; "layer" is Megatron's, a sum over
             layers.
         balance_over: tokens whose sums one loss is of: those of a "sequence", with the mean over a step's sequences, or

@@ -250,6 +250,7 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     defaults = (family.rope_theta, family.rope, family.local_theta, family.rope_fraction)
     ropes = ropes_from_hf(config, _num_positions(config, family), *defaults)
     kv_heads = config.get("num_key_value_heads", family.num_kv_heads) or heads
+    _check_rotated(config["head_dim"] or hidden // heads, ropes["full_attention"]["fraction"])
     return {
         "vocab_size": config["vocab_size"],
         "hidden_size": hidden,
@@ -278,6 +279,15 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "sliding_window": windows[0] if len(set(windows)) == 1 else 0,
         "rope": ropes["sliding_attention" if all(windows) else "full_attention"],
     }
+
+
+def _check_rotated(head_dim: int, fraction: float) -> None:
+    """Refuses an odd number of rotated elements, of which transformers rotates one more."""
+    if fraction < 1 and int(head_dim * fraction) % 2:
+        raise ValueError(
+            f"partial_rotary_factor must rotate an even number of elements of a head, got {int(head_dim * fraction)} "
+            f"of {head_dim}; choose another model"
+        )
 
 
 def _family(config: Mapping[str, Any]) -> Family:

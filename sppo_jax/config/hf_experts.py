@@ -31,12 +31,15 @@ KEYS = (
     "moe_intermediate_size",
     "norm_topk_prob",
     "router_aux_loss_coef",
+    "output_router_logits",
     "shared_expert_intermediate_size",
     "swiglu_limit",
     "swiglu_alpha",
 )
 # transformers' coefficient where the key is left out.
 _COEFFICIENT = 0.001
+# Said where a folder does not switch the loss on. The coefficient of a folder is no advice: gpt-oss has an unused 0.9.
+BALANCE_OFF = f"balance off, as the folder has it; model.experts.balance={_COEFFICIENT:g} turns it on"
 # What to do with experts in MXFP4, as gpt-oss is published.
 DEQUANTIZE = (
     'write a bfloat16 folder with transformers: from_pretrained(FOLDER, dtype="bfloat16", '
@@ -53,6 +56,7 @@ class _Style:
         count: the key with the number of experts that an export writes.
         size: the key with the size of an expert.
         normalized: the key that says whether weights are divided by their sum; None where they add up to 1.
+        normalizes: whether they are if that key is left out.
         shared: the key with the size of the expert that every token passes; None where there is none.
         fields: of `ExpertsConfig`, where the model's code differs from its defaults.
         constants: keys whose values the code here has.
@@ -62,6 +66,7 @@ class _Style:
     count: str
     size: str
     normalized: str | None = None
+    normalizes: bool = False
     shared: str | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[str, float] = field(default_factory=dict)
@@ -73,7 +78,12 @@ _STYLES = {
         name="Qwen3-MoE", count="num_experts", size="moe_intermediate_size", normalized="norm_topk_prob"
     ),
     "qwen3_next": _Style(
-        name="Qwen3-Next", count="num_experts", size="moe_intermediate_size", normalized="norm_topk_prob", **_SHARED
+        name="Qwen3-Next",
+        count="num_experts",
+        size="moe_intermediate_size",
+        normalized="norm_topk_prob",
+        normalizes=True,
+        **_SHARED,
     ),
     "qwen3_5_moe_text": _Style(name="Qwen3.5-MoE", count="num_experts", size="moe_intermediate_size", **_SHARED),
     "gpt_oss": _Style(
@@ -91,7 +101,7 @@ def experts_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ValueError: two keys contradict each other, or a constant of the model's code is another.
-        KeyError: a size is missing, or whether weights are normalised, which transformers does not do by default.
+        KeyError: a size is missing.
     """
     style = _STYLES[config["model_type"]]
     count = config["num_local_experts"] if "num_experts" not in config else config["num_experts"]
@@ -110,13 +120,18 @@ def experts_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "count": count,
         "chosen": config["num_experts_per_tok"],
         "size": config[style.size],
-        "normalized": config[style.normalized] if style.normalized else plain.normalized,
-        "balance": config.get("router_aux_loss_coef", _COEFFICIENT),
+        "normalized": config.get(style.normalized, style.normalizes) if style.normalized else plain.normalized,
+        "balance": config.get("router_aux_loss_coef", _COEFFICIENT) if _has_balance(config) else 0.0,
         "balance_form": "model",
         **{name: getattr(plain, name) for name in WEIGHT_FIELDS if name not in ("count", "size")},
         **style.fields,
         **({"shared_size": config[style.shared]} if style.shared else {}),
     }
+
+
+def _has_balance(config: Mapping[str, Any]) -> bool:
+    """Returns whether transformers adds the loss that balances experts: the coefficient alone adds none."""
+    return bool(config.get("output_router_logits", False))
 
 
 def experts_to_hf(experts: ExpertsConfig, like: Mapping[str, Any], family: str) -> dict[str, Any]:
@@ -139,7 +154,9 @@ def experts_to_hf(experts: ExpertsConfig, like: Mapping[str, Any], family: str) 
                 f"a Hugging Face model with experts must have model.experts.{name}={_word(must)}, got "
                 f"{_word(value)}; export only models with experts as in {style.name}"
             )
-    balance = experts.balance if experts.balance_form == "model" else like.get("router_aux_loss_coef", _COEFFICIENT)
+    # Megatron's loss, and none, leave the coefficient as it was; of Megatron's transformers has no switch either.
+    of_model = experts.balance_form == "model"
+    balance = experts.balance if of_model and experts.balance else like.get("router_aux_loss_coef", _COEFFICIENT)
     written = {
         style.count: experts.count,
         "num_experts_per_tok": experts.chosen,
@@ -147,6 +164,7 @@ def experts_to_hf(experts: ExpertsConfig, like: Mapping[str, Any], family: str) 
         "intermediate_size": like.get("intermediate_size") or experts.chosen * experts.size,
         style.size: experts.size,
         "router_aux_loss_coef": balance,
+        "output_router_logits": experts.balance > 0 if of_model else _has_balance(like),
         **style.constants,
     }
     if style.shared:

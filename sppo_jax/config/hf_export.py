@@ -186,7 +186,7 @@ def _ropes_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
             "export only models that rotate whole heads"
         )
     if not FAMILIES[family].local_theta:
-        return rope_to_hf(model.rope)
+        return rope_to_hf(model.rope, is_partial=FAMILIES[family].rope_fraction < 1)
     kinds = [model.of_kind(name) for name in dict.fromkeys(model.kind_names)]
     local = next((kind.rope for kind in kinds if kind.sliding_window), model.rope)
     return ropes_to_hf(model.rope, local, has_local_theta=family == GEMMA)

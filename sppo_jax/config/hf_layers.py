@@ -18,6 +18,9 @@ KEYS = (
 )
 # Families that have linear attention in some layers.
 _HYBRIDS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+# Families whose windows `use_sliding_window` switches on, and those whose layers all have the same window, or none.
+_SWITCHED = ("qwen2", "qwen3", "qwen3_moe", "smollm3")
+_ALIKE = ("mistral", "qwen3_moe")
 
 
 def layers_from_hf(config: Mapping[str, Any], windows: Sequence[int], rope: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -87,19 +90,44 @@ def windows_from_hf(config: Mapping[str, Any], default: int) -> list[int]:
     kinds, family = config.get("layer_types"), config["model_type"]
     if family == "llama" or family in _HYBRIDS:
         return [0] * count
+    if family in _SWITCHED and not config.get("use_sliding_window", False):
+        window = 0
+    if family in _ALIKE:
+        return _alike_windows(config, window)
     if kinds is None and (every := _whole_every(config)) is not None:
         kinds = ["sliding_attention" if (number + 1) % every else "full_attention" for number in range(count)]
-    if not window and family in ("gemma3_text", "olmo3") and "sliding_attention" in (kinds or ()):
-        raise ValueError(f"sliding_window must be at least 1 in a {family}, got {window}; correct the key")
     if kinds is not None:
         _check_types(kinds, count, "sliding_attention")
+        _check_switched_on(config, kinds, window)
         return [window if kind == "sliding_attention" else 0 for kind in kinds]
-    if family == "mistral" or not config.get("use_sliding_window", False):
-        return [window if family == "mistral" else 0] * count
     if family == "smollm3":
         return [0 if rotates else window for rotates in _rotations(config)]
-    first = 0 if family == "qwen3_moe" else config.get("max_window_layers", 28)
-    return [window if number >= first else 0 for number in range(count)]
+    return [window if number >= config.get("max_window_layers", 28) else 0 for number in range(count)]
+
+
+def _alike_windows(config: Mapping[str, Any], window: int) -> list[int]:
+    """Returns the windows of a family whose layers all have the same: transformers reads no `layer_types` there."""
+    count, kind = config["num_hidden_layers"], "sliding_attention" if window else "full_attention"
+    others = sorted(set(config.get("layer_types") or ()) - {kind})
+    if others:
+        raise ValueError(
+            f"layer_types must be {kind} for every layer of a {config['model_type']} with this sliding_window, got "
+            f"{others[0]}, which transformers does not read; remove layer_types"
+        )
+    return [window] * count
+
+
+def _check_switched_on(config: Mapping[str, Any], kinds: Sequence[str], window: int) -> None:
+    """Refuses layers with a window where the window is switched off, which transformers refuses or obeys by kernel."""
+    if window or "sliding_attention" not in kinds:
+        return
+    family, switch = config["model_type"], config.get("use_sliding_window", False)
+    if family in _SWITCHED and not switch:
+        raise ValueError(
+            f"use_sliding_window must be true in a {family} whose layer_types have sliding_attention, got {switch}; "
+            "correct one of the two keys"
+        )
+    raise ValueError(f"sliding_window must be at least 1 in a {family}, got {window}; correct the key")
 
 
 def _check_types(kinds: Sequence[str], count: int, other: str) -> None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from sppo_jax.config.hf_gemma import GEMMA
 from sppo_jax.config.rope import RopeConfig
 
 # Hugging Face's name of each scaling: our name. Our name of each setting: Hugging Face's name.
@@ -82,7 +83,8 @@ def ropes_from_hf(
     # As transformers does: what is not by layer type is for layers without a window.
     places = ((place, config.get(place) or {}) for place in ("rope_parameters", "rope_scaling"))
     own: dict[str, Any] = {place: {local: settings[local]} for place, settings in places if local in settings}
-    own |= {"rope_theta": config.get("rope_local_base_freq"), "layer_types": [local]}
+    base = config.get("rope_local_base_freq") if config["model_type"] == GEMMA else None  # a key of Gemma 3 alone
+    own |= {"rope_theta": base, "layer_types": [local]}
     part = {"partial_rotary_factor": config.get("partial_rotary_factor")}
     return {
         full: rope_from_hf({**config, "layer_types": [full]}, max_length, theta),
@@ -234,21 +236,22 @@ def _yarn_amplitude(settings: Mapping[str, Any], factor: float, default: float) 
     return default
 
 
-def rope_to_hf(rope: RopeConfig) -> dict[str, Any]:
+def rope_to_hf(rope: RopeConfig, *, is_partial: bool = False) -> dict[str, Any]:
     """Returns rotary settings in the new place and in the old places, so that every version of transformers reads them.
 
     Args:
         rope: the rotary settings of the model.
+        is_partial: whether a model of the family rotates a part of a head where the key is left out.
 
     Returns:
         The keys `rope_parameters`, `rope_theta` and `rope_scaling` of a config.json, and `partial_rotary_factor` where
-        a part of a head is rotated.
+        a part of a head is rotated, or would be without it.
     """
     kind = next(name for name, ours in _KINDS.items() if ours == rope.scaling)
     scaling = {"rope_type": kind} | {_SETTINGS[ours]: getattr(rope, ours) for ours in _USED[rope.scaling]}
     if rope.truncate:  # which earlier versions do not know by name
         scaling.pop("truncate", None)
-    partial = {"partial_rotary_factor": rope.fraction} if rope.fraction < 1 else {}
+    partial = {"partial_rotary_factor": rope.fraction} if rope.fraction < 1 or is_partial else {}
     return {
         "rope_parameters": {"rope_theta": rope.theta, **partial, **scaling},
         "rope_theta": rope.theta,

@@ -26,6 +26,30 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     Raises:
         ConfigError: the file cannot be read, or a setting is unknown, missing or wrong.
     """
+    return config_from_dict(_read(path), overrides)
+
+
+def is_given(name: str, path: str | Path, overrides: Iterable[str] = ()) -> bool:
+    """Returns whether a YAML file or an override gives a setting; a preset and a Hugging Face folder do not.
+
+    Args:
+        name: dotted name of the setting.
+        path: the YAML file.
+        overrides: as in `load_config`.
+
+    Raises:
+        ConfigError: the file cannot be read, or an override is none.
+    """
+    settings: Any = _overridden(_read(path), overrides)
+    for part in name.split("."):
+        if not isinstance(settings, Mapping) or part not in settings:
+            return False
+        settings = settings[part]
+    return True
+
+
+def _read(path: str | Path) -> dict[str, Any]:
+    """Returns the settings of a YAML file."""
     try:
         path = local_path(path, "a config")
     except ValueError as error:
@@ -41,7 +65,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
         raise ConfigError(
             f"a config must hold sections of settings such as model and train, got {path} with none; add the sections"
         )
-    return config_from_dict(settings, overrides)
+    return settings
 
 
 def config_from_dict(settings: Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
@@ -54,12 +78,17 @@ def config_from_dict(settings: Mapping[str, Any], overrides: Iterable[str] = ())
     Raises:
         ConfigError: a setting is unknown, missing or wrong.
     """
-    settings = dict(settings)
-    for override in overrides:
-        _apply_override(settings, override)
-    config = build_section(Config, expand_model(settings), "")
+    config = build_section(Config, expand_model(_overridden(settings, overrides)), "")
     assert isinstance(config, Config)
     return config
+
+
+def _overridden(settings: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Returns settings with overrides applied, one after another."""
+    changed = dict(settings)
+    for override in overrides:
+        _apply_override(changed, override)
+    return changed
 
 
 def to_yaml(config: Config) -> str:

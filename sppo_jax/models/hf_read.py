@@ -82,7 +82,8 @@ def load_hf_params(path: str | Path, shapes: nnx.State, stored: nnx.State | None
     Raises:
         ValueError: the folder has moved, is incomplete, or is of another model.
     """
-    config = _model_config({"hf": str(path)})
+    # Of the shape alone: whoever trains the model has said whether its experts are balanced.
+    config = _model_config({"hf": str(path), "experts": {"balance": 0.0}})
     folder = TensorFolder(local_path(path, "the folder"))
     got, wanted = shapes_by_path(shapes), parameter_shapes(config, folder.form)
     for name in sorted(set(got) | set(wanted)):

@@ -178,10 +178,11 @@ def test_documents_of_a_row_are_those_of_rows_of_their_own(sizes, key, padding, 
     assert len(found) == len(sizes)
 
 
-def test_packed_rows_in_a_file_are_the_data_of_single_rows(tmp_path):
-    ids = np.arange(10, 30)
-    whole = [{"input_ids": ids.tolist(), "labels": ids.tolist(), "seq_lengths": [8, 12]}] * 3
-    single = [{"input_ids": part.tolist(), "labels": part.tolist()} for part in (ids[:8], ids[8:])] * 3
+@pytest.mark.parametrize("key", OF_EACH_KIND)
+def test_packed_rows_in_a_file_are_the_data_of_single_rows(tmp_path, key):
+    ids = list(range(10, 30))
+    whole = [{"input_ids": ids, "labels": ids, key: fields((8, 12))[key]}] * 3
+    single = [{"input_ids": part, "labels": part} for part in (ids[:8], ids[8:])] * 3
     packed, alone = (opened(tmp_path, rows, length=32).sources[0].training for rows in (whole, single))
     assert packed.corpus.digest == alone.corpus.digest
     assert (packed.corpus.starts == alone.corpus.starts).all() and (packed.corpus.ends == alone.corpus.ends).all()

@@ -181,14 +181,13 @@ def with_train(message: Message, where: str) -> Message:
     Raises:
         ValueError: a key has another value than 0 or 1, or is none that is obeyed.
     """
-    found = concerning(tuple(message), "message")
-    if not found:
+    flags, others = _told_apart(tuple(message), ("message",))
+    if others:
+        _refuse(message, others, where, ("message",), None)
+    if not flags:
         return message
-    flags = [key for key in found if key in names_of("message", "flag")]
-    _refuse_others(message, found, flags, where, "message")
     trains = [is_one(message[key], key, where) for key in flags]
-    rest = {key: value for key, value in message.items() if key not in flags}
-    return rest | {TRAIN: all(trains)} if trains else rest
+    return {key: value for key, value in message.items() if key not in flags} | {TRAIN: all(trains)}
 
 
 def row_trains(row: Mapping[str, Any], where: str, *kinds: Where, length: int | None = None) -> bool:
@@ -203,14 +202,11 @@ def row_trains(row: Mapping[str, Any], where: str, *kinds: Where, length: int | 
     Raises:
         ValueError: a key has another value than 0 or 1, or is none that is obeyed.
     """
-    found = concerning(tuple(row), "row", *kinds)
-    if not found:
-        return True
-    flags = [key for key in names_of("row", "flag") if key in found and row[key] is not None]
+    flags, others = _told_apart(tuple(row), ("row", *kinds))
+    if others:
+        _refuse(row, others, where, kinds, length)
     # A list of a row of tokens is a mask.
-    flags = [key for key in flags if length is None or not is_list(row[key])]
-    read = {name for key in KEYS if key.where in kinds and key.treatment != "refused" for name in key.names}
-    _refuse_others(row, found, {*flags, *read}, where, *kinds, length=length)
+    flags = tuple(key for key in flags if row[key] is not None and (length is None or not is_list(row[key])))
     return all([is_one(row[key], key, where) for key in flags])
 
 
@@ -261,30 +257,32 @@ def way_out(key: str) -> str:
     return f"leave the key out of the rows, or set data.ignore_keys=[{key}]"
 
 
-def _refuse_others(
-    values: Mapping[str, Any],
-    found: Iterable[str],
-    read: Iterable[str],
-    where: str,
-    *kinds: Where,
-    length: int | None = None,
+@functools.lru_cache(1 << 12)
+def _told_apart(keys: tuple[str, ...], kinds: tuple[Where, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns those of some keys that are a flag of the whole, and those that are read by nobody."""
+    flags = {name for key in KEYS if key.where in kinds and key.kind == "flag" for name in key.names}
+    read = {name for key in KEYS if key.where in kinds and key.treatment != "refused" for name in key.names}
+    found = concerning(keys, *kinds)
+    return tuple(key for key in found if key in flags), tuple(key for key in found if key not in read)
+
+
+def _refuse(
+    values: Mapping[str, Any], keys: Iterable[str], where: str, kinds: tuple[Where, ...], length: int | None
 ) -> None:
-    """Refuses the first key that is not read and whose value may say something about the loss."""
-    refused = {name: key.meaning for key in KEYS if key.where in kinds and key.kind == "refused" for name in key.names}
-    for key in found:
+    """Refuses the first key whose value may say something about the loss, of those that nobody reads."""
+    known = {name: key.meaning for key in KEYS if key.where in kinds and key.kind == "refused" for name in key.names}
+    for key in keys:
         value = values[key]
-        if key in read or value is None or not (key in refused or _may_weigh(value, length)):
+        if value is None or (is_list(value) and not len(value)) or not (key in known or _may_weigh(value, length)):
             continue
-        if key in refused and (is_list(value) and not len(value)):
-            continue
-        why = refused.get(key, "what a row says about the loss is never ignored")
+        why = known.get(key, "what a row says about the loss is never ignored")
         raise ValueError(f"{key} must be a key that is obeyed, got {_shown(value)} in {where} ({why}); {way_out(key)}")
 
 
 def _may_weigh(value: Any, length: int | None) -> bool:
     """Returns whether a value can be a weight or a mask: a number, or a list (of tokens: as long as the ids)."""
     if is_list(value):
-        return len(value) == length if length is not None else len(value) > 0
+        return length is None or len(value) == length
     return isinstance(value, bool | int | float | np.generic | np.ndarray)
 
 

@@ -6,6 +6,7 @@ document, or is silent.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,10 @@ BOUNDS = ("cu_seqlens", "cu_seq_lens", "cu_seq_lens_q", "cu_seq_lens_k", "cu_seq
 # LLaMA-Factory's object, whose bounds include the padding.
 PACKED, PACKED_BOUNDS = "packing_params", "sequence_boundaries"
 FIELDS = (*POSITIONS, *LENGTHS, *SEGMENTS, *STARTS, *BOUNDS, PACKED)
+_FIELDS = frozenset(FIELDS)
 
 
-def documents_of(row: dict[str, Any], length: int, where: str) -> tuple[np.ndarray, np.ndarray]:
+def documents_of(row: dict[str, Any], length: int, where: str) -> tuple[np.ndarray | None, np.ndarray]:
     """Returns which tokens of a row are no padding, and at which of these a document begins.
 
     Args:
@@ -40,12 +42,15 @@ def documents_of(row: dict[str, Any], length: int, where: str) -> tuple[np.ndarr
         where: its place, for messages.
 
     Returns:
-        Whether a token is kept, bool [num_tokens], and the first token of each document among those, [num_documents].
+        Whether a token is kept, bool [num_tokens] (None: all are), and the first token of each document among those,
+        int64 [num_documents].
 
     Raises:
         ValueError: a field is wrong, or two of them contradict each other.
     """
     mask = _mask(row, length, where)
+    if not _bounding(tuple(row)) and (mask is None or not len(mask) or mask.max() <= 1):
+        return None if mask is None or mask.all() else mask > 0, np.zeros(1, np.int64)
     kept = np.ones(length, bool) if mask is None else mask > 0
     said: dict[str, np.ndarray] = {}
     for key in SEGMENTS:
@@ -100,6 +105,11 @@ def numbers(value: Any, key: str, where: str, length: int | None = None, kinds: 
             f"{key} must be as long as the ids, got {len(found):,} and {length:,} in {where}; correct the row"
         )
     return found if found.dtype.kind == "f" and len(found) else found.astype(np.int64)
+
+
+@functools.lru_cache(1 << 12)
+def _bounding(keys: tuple[str, ...]) -> bool:
+    return not _FIELDS.isdisjoint(keys)
 
 
 def _is_numbers(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from sppo_jax.data.row_forms import IDS, check_form
 # As long as the ids: labels are ids, or IGNORED where nothing is learned; masks are 1 where a token is learned.
 LABELS, IGNORED = "labels", -100
 _FORMAT = 3  # of the words in the cache
+# Beside the starts of documents, as NeMo writes both, an entry says whether the token after it is learned.
+_SHIFTED = "loss_mask"
 _WHAT = "rows of tokens"
 _BYTES_A_TOKEN = 4  # about, in the files
 
@@ -79,7 +82,8 @@ def _documents(
                 row = without(row, config.ignore_keys)
                 check_form(row, config, where)
                 documents, marks = tokens_of(row, vocab_size, where)
-                left_out[_WHAT, SAYS_SO] += not documents
+                if not documents:
+                    left_out[_WHAT, SAYS_SO] += 1
                 for tokens, learned in documents:
                     progress.advance(_BYTES_A_TOKEN * len(tokens))
                     yield Masked(file=number, tokens=tokens, learned=learned, marks=marks)
@@ -119,42 +123,53 @@ def tokens_of(
         return [], ()
     learned, marks = _learned(row, tokens, where)
     kept, firsts = documents_of(row, len(tokens), where)
-    pieces = list(
-        zip(np.split(tokens[kept], firsts[1:]), np.split(learned[kept], firsts[1:]), strict=True),
-    )
+    if kept is not None:
+        tokens, learned = tokens[kept], learned[kept]
+    if len(firsts) < 2:
+        return [(tokens, learned)], marks
+    pieces = list(zip(np.split(tokens, firsts[1:]), np.split(learned, firsts[1:]), strict=True))
     # One token alone among documents, such as padding whose position is 0, has nothing to learn.
     return [piece for piece in pieces if len(piece[0]) > 1] or pieces[:1], marks
 
 
 def _learned(row: dict[str, Any], tokens: np.ndarray, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """Returns which tokens all labels and masks of a row let learn, bool [num_tokens], and the names of these."""
-    learned, marks = np.ones(len(tokens), bool), []
+    found: dict[str, np.ndarray] = {}
     if LABELS in row:
         labels = numbers(row[LABELS], LABELS, where, len(tokens))
-        learned, marks = labels != IGNORED, [LABELS]
+        learned = found[LABELS] = labels != IGNORED
         if (labels != tokens)[learned].any():
             at = int(np.flatnonzero(learned & (labels != tokens))[0])
             raise ValueError(
                 f"{LABELS} must be {IGNORED} or the token at the same place, got {labels[at]} for token {tokens[at]} "
                 f"at place {at} in {where}; do not shift them"
             )
-    flags = names_of("row", "flag")
-    for key in names_of("tokens", "mask"):
-        if key in row and (is_list(row[key]) or key not in flags):
-            mask = _mask(row[key], key, len(tokens), where)
-            shifted = key == "loss_mask" and any(start in row for start in STARTS)
-            learned &= np.append(False, mask[:-1]) if shifted else mask
-            marks.append(f"{key} of the token after its place" if shifted else key)
-    return learned, tuple(marks) or (f"no {LABELS}: all tokens",)
+    for key in _masks(tuple(row)):
+        if not is_list(row[key]) and key in names_of("row", "flag"):
+            continue  # of the whole row
+        mask = _mask(row[key], key, len(tokens), where)
+        if key == _SHIFTED and STARTS[0] in row:
+            found[f"{key} of the token after its place"] = np.append(False, mask[:-1])
+        else:
+            found[key] = mask
+    if not found:
+        return np.ones(len(tokens), bool), (f"no {LABELS}: all tokens",)
+    return functools.reduce(np.logical_and, found.values()), tuple(found)
+
+
+@functools.lru_cache(1 << 12)
+def _masks(keys: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(key for key in names_of("tokens", "mask") if key in keys)
 
 
 def _mask(value: Any, key: str, length: int, where: str) -> np.ndarray:
     """Returns a mask of 0 and 1, bool [length]."""
     mask = numbers(value, key, where, length, kinds="iubf")
-    wrong = mask[(mask != 0) & (mask != 1)]
+    learned = mask == 1
+    wrong = mask[~learned & (mask != 0)]
     if len(wrong):
         raise ValueError(
             f"{key} must hold 0 and 1 (a weight of its own for each token is not supported), got {wrong[0]} in "
             f"{where}; {way_out(key)}"
         )
-    return mask == 1
+    return learned

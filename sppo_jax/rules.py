@@ -555,9 +555,21 @@ def _rebuilds_of_period(facts: Facts) -> Broken | None:
     return Broken(must, facts.most_whole, "use stash.kv=host, or change schedule.interleave")
 
 
+def sums_over_batch(balance_over: str | None, groups: str | None) -> bool:
+    """Returns whether a loss that balances experts is of sums over several rows of the batch.
+
+    With teams the documents of a packed sequence may lie in any rows.
+
+    Args:
+        balance_over: whose tokens the loss is of.
+        groups: see `Facts`.
+    """
+    return balance_over == "batch" or (balance_over == "sequence" and groups == "flex")
+
+
 def _balance_over_batch(facts: Facts) -> Broken | None:
     """A backward takes the gradient of this loss at the sums over all forwards."""
-    if facts.balance_over != "batch" or facts.sequences is None:
+    if not sums_over_batch(facts.balance_over, facts.groups) or facts.sequences is None:
         return None
     wave = 1 if facts.schedule in UNCUT else facts.wave
     is_first = facts.forwards_first
@@ -565,10 +577,13 @@ def _balance_over_batch(facts: Facts) -> Broken | None:
         is_first = wave in (None, facts.sequences) or facts.schedule == "gpipe"
     if is_first:
         return None
-    must = "model.experts.balance_over=batch must have all forwards of a step before its first backward"
+    what, other = f"model.experts.balance_over={facts.balance_over}", "model.experts.balance_over=sequence"
+    if facts.balance_over == "sequence":
+        what, other = f"{what} with sequence.groups=flex", "sequence.groups=static"
+    must = f"{what} must have all forwards of a step before its first backward"
     got = f"{facts.sequences} sequences of a pipeline in waves of {wave} with schedule.name={facts.schedule}"
     change = f"schedule.wave={facts.sequences}" if facts.schedule not in UNCUT else "schedule.name=gpipe"
-    return Broken(must, got, f"use {change}, or model.experts.balance_over=sequence")
+    return Broken(must, got, f"use {change}, or {other}")
 
 
 RULES = (

@@ -27,6 +27,12 @@ def test_a_good_batch_passes(batch):
         ("tokens", (0, 3), 20, "'tokens' must lie in 0..19"),
         ("targets", (1, 0), -2, "'targets' must lie in -1..19"),
         ("positions", (0, 0), -1, "'positions' must not be negative"),
+        (
+            "targets",
+            (1, 28),
+            3,
+            r"padding \(document_ids of -1\) must have no target, got one at token 28",
+        ),
         ("document_ids", (0, 0), 7, "document_ids must not decrease"),
         ("positions", (1, 29 - 4), 0, "positions must increase within a document"),
     ],
@@ -55,7 +61,8 @@ def test_missing_keys_and_wrong_shapes(batch):
 
 def test_only_the_fused_kernel_wants_documents_in_one_piece(batch):
     first = np.flatnonzero(batch["document_ids"][1] == 0)
-    batch["document_ids"][1, first[len(first) // 2]] = -1
+    for key in ("document_ids", "targets"):
+        batch[key][1, first[len(first) // 2]] = -1
     check(batch)
     with pytest.raises(ValueError, match="padding within a document of sequence 1; move padding between documents"):
         check(batch, contiguous=True)

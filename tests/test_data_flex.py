@@ -16,6 +16,7 @@ from sppo_jax.data.mixture import Mixture
 from sppo_jax.data.packing import PackedRows
 from sppo_jax.data.recall import RecallRows
 from sppo_jax.flex.contract import check_columns
+from sppo_jax.flex.rows import PACKED_ROWS
 
 # Little linear work, so that the planner rearranges.
 SHAPE = make_shape(4, (32, 32), ring=4, hidden=1)
@@ -62,9 +63,10 @@ def made(rows, **changes):
 
 
 def held(rows):
-    batch = stack(rows)
-    real = batch["document_ids"] >= 0
-    return sorted(zip(*(batch[name][real].tolist() for name in ("tokens", "targets", "positions")), strict=True))
+    """Returns each token with its target and position, and with the packed row from which it comes."""
+    batch = {PACKED_ROWS: np.repeat(np.arange(len(rows)), 64).reshape(-1, 64)} | stack(rows)
+    real, names = batch["document_ids"] >= 0, ("tokens", "targets", "positions", PACKED_ROWS)
+    return sorted(zip(*(batch[name][real].tolist() for name in names), strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -157,6 +157,15 @@ def test_a_rule_names_what_must_hold_what_was_found_and_what_to_change(name):
         check(Facts(**facts))
 
 
+def test_with_teams_a_loss_over_sequences_is_of_sums_over_rows():
+    facts = Facts(balance_over="sequence", groups="flex", sequences=4, wave=2, schedule="sppo")
+    (error,) = broken(facts)
+    assert "balance_over=sequence with sequence.groups=flex must have all forwards of a step before its" in str(error)
+    assert "use schedule.wave=4, or sequence.groups=static" in str(error)
+    for free in (dict(groups="static"), dict(groups="auto"), dict(sequences=1, wave=1), dict(balance_over=None)):
+        assert not list(broken(replace(facts, **free)))
+
+
 # Facts without which a rule is broken all the same.
 NOT_NEEDED = {"_one_group_at_a_time": ("schedule",), "_kinds_of_groups": ("interleave",)}
 

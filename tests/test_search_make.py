@@ -496,6 +496,20 @@ def test_a_loss_of_the_batch_has_all_forwards_first(name, pipe):
     assert "F" not in kinds[kinds.index("B") :] and not made.outline().has_forwards_among_backwards
 
 
+def test_a_loss_of_sequences_whose_documents_move_has_all_forwards_first():
+    groups = dict(mesh={"pipe": 2, "seq": 2}, sequence={"per_pipeline": 4, "groups": "flex"})
+    made, asked = plan(EXPERTS, length=4096, **groups), config(EXPERTS, length=4096, **groups)
+    check_plan(made, asked)
+    assert not made.outline().has_forwards_among_backwards
+    must = "balance_over=sequence with sequence.groups=flex must have all forwards of a step before its first backward"
+    in_turn = dict(schedule={"wave": 1, "name": "seq1f1b"})
+    with pytest.raises(ValueError, match=must):
+        plan(EXPERTS, length=4096, **groups, **in_turn)
+    static = plan(EXPERTS, length=4096, **groups | {"sequence": {"per_pipeline": 4}}, **in_turn)
+    with pytest.raises(ValueError, match=f"{must}, got 4 sequences .* in waves of 1 .* or sequence.groups=static"):
+        check_plan(replace(static, groups="flex"), asked)
+
+
 def test_a_loss_of_the_batch_is_refused_in_several_waves():
     groups = dict(mesh={"pipe": 2, "seq": 2}, sequence={"per_pipeline": 4})
     must = "balance_over=batch must have all forwards of a step before its first backward"

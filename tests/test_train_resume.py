@@ -17,6 +17,7 @@ from tiny_runs import at_batch, lines_of, losses_of, make_config, quickly, run, 
 from sppo_jax.cli import main
 from sppo_jax.models import build_model
 from sppo_jax.search.make import make_plan
+from sppo_jax.train import setup
 from sppo_jax.train.checkpoint import Checkpoints
 from sppo_jax.train.checkpoint_read import checkpoint_steps, load_params, read_run
 from sppo_jax.train.loop import RunFailed, to_save
@@ -24,6 +25,7 @@ from sppo_jax.train.setup import begin, check_room, prepare
 
 pytestmark = [pytest.mark.xdist_group("train_resume"), pytest.mark.usefixtures("compiled_once")]
 
+OVER = ("sequence", "batch")
 EVERY_STEP = {"train": {"steps": 10, "log_every": 1, "eval_every": 5}}
 
 
@@ -205,6 +207,32 @@ def saved(source, tmp_path):
 def test_what_goes_on_forgets_the_steps_skipped_in_a_row(saved, tmp_path):
     start = begin(saved[0], tmp_path)
     assert (start.step, int(start.state.num_skipped), int(start.state.num_skipped_in_row)) == (5, 5, 0)
+
+
+def test_a_checkpoint_with_a_value_that_is_not_finite_is_passed_over(saved, tmp_path):
+    """Versions that did not look at updates saved such."""
+    experiment, _ = saved
+    state = begin(experiment, tmp_path / "other").state
+    params = nnx.from_flat_state(nnx.to_flat_state(state.params))
+    params["final_norm"] = jax.tree.map(lambda x: x.at[0].set(jnp.nan), params["final_norm"])
+    checkpoints = Checkpoints(tmp_path / "checkpoints", experiment.config.checkpoint, experiment.saved_shapes)
+    checkpoints.save(state._replace(params=params), to_save(experiment, 6, None), step=6)
+    checkpoints.close()
+    start = begin(experiment, tmp_path)
+    assert start.step == 5 and checkpoint_steps(tmp_path / "checkpoints") == [5]
+    assert read_run(tmp_path / "checkpoints" / "5")["sequence_weights"] == "tokens"  # or each resume would say it
+    kind, text = start.events[0]
+    assert kind == "corrupt" and "final_norm/scale has a value that is not finite; renamed to 6.broken-0" in text
+
+
+def test_a_run_whose_sequences_weighed_alike_says_that_they_no_longer_do():
+    experts = {"count": 4, "chosen": 2, "size": 8}
+    over = {over: make_config("a.npy", model={"experts": {**experts, "balance_over": over}}) for over in OVER}
+    ((kind, text),) = setup.new_weights(over["sequence"], {"step": 5})
+    assert kind == "warning" and "now weighs each packed sequence by its tokens without padding" in text
+    for config, saved in (("sequence", {"sequence_weights": "tokens"}), ("batch", {"step": 5})):
+        assert setup.new_weights(over[config], saved) == ()
+    assert setup.new_weights(make_config("a.npy"), {"step": 5}) == ()
 
 
 def test_a_checkpoint_of_the_other_placement_goes_on_and_says_so(source, tmp_path):

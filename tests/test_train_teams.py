@@ -93,6 +93,22 @@ def test_auto_says_what_it_chose(source, monkeypatch):
     assert chosen.groups == "flex" and chosen.reasons["groups"].startswith("flex: static takes 1.500 of the time")
 
 
+def test_auto_moves_no_document_whose_sequence_has_a_loss_of_its_own(source, monkeypatch):
+    """Teams would need another schedule; the loss stays the same function."""
+    monkeypatch.setattr("sppo_jax.train.setup.gain", lambda windows, shape: 1.5)
+    sequence = SETTINGS["sequence"] | {"groups": "auto"}
+    experts = {"count": 4, "chosen": 2, "size": 8}
+    chosen = {}
+    for wave in (1, 2):
+        schedule = {"wave": wave, "name": "seq1f1b"}
+        config = make_config(
+            source, **SETTINGS | {"sequence": sequence, "schedule": schedule, "model": {"experts": experts}}
+        )
+        chosen[wave] = prepare(config, make_plan(config)).plan
+    assert chosen[1].groups == "static" and "must have all forwards of a step" in chosen[1].reasons["groups"]
+    assert chosen[2].groups == "flex"
+
+
 # One pipeline has short documents alone and the other one a long one, in turns: were the trip counts of a pipeline its
 # own, devices would wait for each other.
 UNLIKE = """

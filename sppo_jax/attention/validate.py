@@ -60,12 +60,13 @@ def _check_contiguous(documents: np.ndarray, row: int) -> None:
     )
 
 
-def check_arrays(batch: Mapping, *shapes: tuple[int, ...]) -> None:
+def check_arrays(batch: Mapping, *shapes: tuple[int, ...], keys: tuple[str, ...] = KEYS) -> None:
     """Checks the parts of a batch contract that need no values; works on traced arrays too.
 
     Args:
         batch: the arrays to check.
         shapes: shapes that the arrays may have; the first is the contract's.
+        keys: of the arrays.
 
     Raises:
         ValueError: the batch breaks a rule; the message gives the rule, the value and the change to make.
@@ -73,7 +74,7 @@ def check_arrays(batch: Mapping, *shapes: tuple[int, ...]) -> None:
     _require(
         isinstance(batch, Mapping), "must be a dict of arrays", f"a {type(batch).__name__}", "make a dict of the arrays"
     )
-    for key in KEYS:
+    for key in keys:
         _require(key in batch, f"must have the keys {', '.join(KEYS)}", f"no '{key}'", f"add '{key}'")
         got, is_array = batch[key], hasattr(batch[key], "shape") and hasattr(batch[key], "dtype")
         _require(is_array, f"'{key}' must be an array", f"a {type(got).__name__}", "use numpy.asarray(x, numpy.int32)")
@@ -99,7 +100,7 @@ def validate_batch(
 
     Args:
         batch: int32 arrays [num_sequences, sequence_length] under `tokens`, `targets` (-1 = no loss), `positions`,
-            `document_ids` (-1 = padding).
+            `document_ids` (-1 = padding, which has no target).
         vocab_size: tokens lie in 0..vocab_size-1.
         num_sequences: expected rows.
         sequence_length: expected columns, in tokens.
@@ -121,6 +122,13 @@ def validate_batch(
             f"{small}..{large}",
             "use the matching tokenizer or raise model.vocab_size",
         )
+    padded = np.argwhere((host["document_ids"] < 0) & (host["targets"] >= 0))
+    _require(
+        not padded.size,
+        "padding (document_ids of -1) must have no target",
+        f"one at token {padded[0][1]} of sequence {padded[0][0]}" if padded.size else "",
+        "set its target to -1, or give the token the number of its document",
+    )
     low = int(host["positions"].min())
     _require(low >= 0, "'positions' must not be negative", f"{low}", "count from 0")
     if padded_behind:

@@ -37,8 +37,9 @@ class ExpertsConfig(Section):
             Face folder has 0 unless its `output_router_logits` is true.
         balance_form: "model" is transformers' loss, of the means over all layers; "layer" is Megatron's, a sum over
             layers.
-        balance_over: tokens whose sums one loss is of: those of a "sequence", with the mean over a step's sequences, or
-            those of the whole "batch".
+        balance_over: tokens whose sums one loss is of: those of a packed "sequence", which weighs by its share of a
+            step's tokens without padding, or those of the whole "batch". The second, and the first with
+            `sequence.groups` "flex", need all forwards of a step before its first backward.
         z: coefficient of the router's z-loss, the sum over layers of the mean square of log sum exp; at least 0, and
             0 is no such loss.
     """

@@ -14,6 +14,8 @@ from sppo_jax.rules import Facts
 
 Place = Literal["auto", "keep", "host", "recompute"]
 InputPlace = Literal["auto", "keep", "host", "recompute", "period"]
+# AdamW divides by these and by 1 minus these, in float32.
+_LEAST_EPS, _MOST_DECAY = 1.2e-38, 0.999999
 # Steps, seeds and positions are int32 on the devices.
 _INT32 = 2**31 - 1
 _MOST_SIMULATED = 1024
@@ -234,9 +236,10 @@ class OptimizerConfig(Section):
             n, one step after the last one.
         weight_decay: decay coefficient of AdamW, applied to matrices only and multiplied by the learning rate; 0 (none)
             to 1e30.
-        b1: decay rate per step of the first moment; at least 0, below 1.
-        b2: decay rate per step of the second moment; at least 0, below 1.
-        eps: term that AdamW adds to the denominator; 0 to 1e30.
+        b1: decay rate per step of the first moment; 0 to 0.999999.
+        b2: decay rate per step of the second moment; 0 to 0.999999.
+        eps: term that AdamW adds to the denominator, which is 0 without it where a gradient is 0; 1.2e-38 (the least
+            normal float32) to 1e30.
         clip_norm: largest global norm of the gradient; a larger gradient is scaled down to this norm; above 0, at most
             1e30.
         place: where the parameters and the moments of AdamW are kept between their uses: "device" is device memory;
@@ -258,10 +261,13 @@ class OptimizerConfig(Section):
     place: Literal["auto", "device", "host"] = "auto"
 
     def _check(self) -> None:
-        self._at_least(0, "lr", "warmup_steps", "min_lr_ratio", "weight_decay", "eps")
+        self._at_least(0, "lr", "warmup_steps", "min_lr_ratio", "weight_decay")
         # Steps are taken in float32.
         self._at_most(1e30, "lr", "min_lr_ratio", "weight_decay", "eps", "clip_norm")
         self._fraction("b1", "b2")
+        # AdamW divides by eps where gradients were 0, and by 1 - b1 and 1 - b2, which float32 must tell from 0.
+        self._at_least(_LEAST_EPS, "eps")
+        self._at_most(_MOST_DECAY, "b1", "b2")
         if self.clip_norm <= 0:
             raise ConfigError(f"optimizer.clip_norm must be above 0, got {self.clip_norm}; raise it")
 
@@ -283,8 +289,8 @@ class TrainConfig(Section):
         init: a run directory or a checkpoint of a model of the same shape; a new run starts from its weights; null:
             weights drawn from `seed`, or those of `model.hf`.
         init_optimizer: whether a run with `init` also starts from the optimizer's moments; true or false.
-        max_nonfinite: number of consecutive skipped steps after which the run stops; a step is skipped if its loss or
-            gradient is not finite; at least 1.
+        max_nonfinite: number of consecutive skipped steps after which the run stops; a step is skipped if its loss, its
+            gradient or the state after it is not finite; at least 1.
         stall_s: seconds without progress after which the run names the stuck process and ends; at least 1, or 0: never;
             "auto": the time of 4 predicted steps plus the time in which the first step pins host memory, at least 1800.
     """

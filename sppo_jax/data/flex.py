@@ -19,7 +19,7 @@ from sppo_jax.data.packing import PackedRows
 from sppo_jax.data.rows import Batch, Rows
 from sppo_jax.flex.cells import TODAY, plan_cells
 from sppo_jax.flex.placement import Pieces, Placement
-from sppo_jax.flex.rows import Content, documents_of, write_row
+from sppo_jax.flex.rows import PACKED_ROWS, Content, documents_of, write_row
 from sppo_jax.flex.shape import WindowShape
 
 # Windows whose placements are kept: those that the loader's threads read at once.
@@ -68,13 +68,17 @@ class FlexRows:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Batch:
-        """Returns a row, see `Rows`; only its own documents are read. Where no plan is faster, the row is unchanged."""
+        """Returns a row, see `Rows`, with the packed row of the window from which each token comes.
+
+        Only its own documents are read. Where no plan is faster, the row is unchanged.
+        """
         number, row = divmod(int(index), self._window)
         window = self._planned(number)
         placement, firsts = window.placement, window.firsts
         assert placement is not None and firsts is not None
         if placement.winner == TODAY:
-            return self._rows[index]
+            unmoved = self._rows[index]
+            return {**unmoved, PACKED_ROWS: np.full_like(unmoved["tokens"], row)}
         wanted: dict[int, list[int]] = {}
         for piece in documents_of(placement, row).tolist():
             wanted.setdefault(int(placement.pieces.row[piece]), []).append(piece)

@@ -14,8 +14,10 @@ import numpy as np
 
 from sppo_jax.flex.placement import Placement
 
+# The packed row of the window from which each token comes: what a loss over a sequence is of.
+PACKED_ROWS = "packed_rows"
 # The arrays of a batch, and what padding has in them.
-PADDING = {"tokens": 0, "targets": -1, "positions": 0, "document_ids": -1}
+PADDING = {"tokens": 0, "targets": -1, "positions": 0, "document_ids": -1, PACKED_ROWS: 0}
 
 
 class Content(NamedTuple):
@@ -34,7 +36,7 @@ def write(placement: Placement, contents: Sequence[Content]) -> dict[str, np.nda
         contents: each document, in the order of `placement.pieces`.
 
     Returns:
-        int32 [w, S] each of tokens, targets, positions and document_ids.
+        int32 [w, S] each of tokens, targets, positions, document_ids and packed_rows.
     """
     rows = [write_row(placement, row, dict(enumerate(contents))) for row in range(placement.shape.rows)]
     return {name: np.stack([row[name] for row in rows]) for name in PADDING}
@@ -49,7 +51,7 @@ def write_row(placement: Placement, row: int, contents: Mapping[int, Content]) -
         contents: at least the documents of this row, by their number in `placement.pieces`.
 
     Returns:
-        int32 [S] each of tokens, targets, positions and document_ids.
+        int32 [S] each of tokens, targets, positions, document_ids and packed_rows.
     """
     batch = {name: np.full(placement.shape.length, value, np.int32) for name, value in PADDING.items()}
     for number, (piece, index) in enumerate(indices(placement, row)):
@@ -58,6 +60,7 @@ def write_row(placement: Placement, row: int, contents: Mapping[int, Content]) -
         batch["targets"][index] = content.targets
         batch["positions"][index] = content.positions
         batch["document_ids"][index] = number
+        batch[PACKED_ROWS][index] = placement.pieces.row[piece]
     return batch
 
 

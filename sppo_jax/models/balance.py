@@ -25,8 +25,8 @@ class Penalty(Protocol):
     """A loss of sums over tokens, which a layer's attribute `penalty` adds to the tokens' loss in training.
 
     Attributes:
-        over: whose tokens one loss is of: those of a "sequence" (the mean over a step's sequences is taken), or of the
-            whole "batch".
+        over: whose tokens one loss is of: those of a packed "sequence" (each weighs by its real tokens, see
+            `sequence_weights`), or of the whole "batch".
     """
 
     over: Literal["sequence", "batch"]
@@ -75,6 +75,16 @@ class Balance:
             products_L = jnp.sum(sums.probs * sums.chosen, axis=-1) / (tokens_L * tokens_L)
             loss = num_experts / self.top_k * jnp.sum(products_L)
         return self.coefficient * loss + self.z * jnp.sum(sums.z / tokens_L)
+
+
+def sequence_weights(tokens_B: jax.Array, dtype: Any) -> jax.Array:
+    """Returns the weight of each sequence's loss: its share of the real tokens of the batch.
+
+    Args:
+        tokens_B: real tokens of each packed sequence of the batch.
+        dtype: of the weights.
+    """
+    return tokens_B.astype(dtype) / jnp.maximum(tokens_B.sum(), 1).astype(dtype)
 
 
 class Loads(NamedTuple):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sppo_jax.dtypes import accumulator
+from sppo_jax.models.balance import sequence_weights
 from sppo_jax.models.decoder import Decoder
 
 _TILE_TOKENS = 2048
@@ -75,16 +76,17 @@ def dense_losses(model: Decoder, params: nnx.State, batch: Mapping[str, jax.Arra
     total = tiled_loss_sum(model, x_BSD, batch["targets"])
     num_targets = jnp.sum(batch["targets"] >= 0)
     loss = total / jnp.maximum(num_targets, 1).astype(total.dtype)
-    return loss, _penalty(model, sums).astype(loss.dtype)
+    return loss, _penalty(model, sums, batch["document_ids"]).astype(loss.dtype)
 
 
-def _penalty(model: Decoder, sums_LB: Any) -> jax.Array:
+def _penalty(model: Decoder, sums_LB: Any, documents_BS: jax.Array) -> jax.Array:
     penalty = getattr(model.layers, "penalty", None)
     if penalty is None:
         return jnp.zeros(())
     if penalty.over == "batch":
         return penalty(jax.tree.map(lambda x: x.sum(1), sums_LB))
-    return jnp.mean(jax.vmap(penalty, in_axes=1)(sums_LB))
+    losses_B = jax.vmap(penalty, in_axes=1)(sums_LB)
+    return jnp.sum(losses_B * sequence_weights(jnp.sum(documents_BS >= 0, axis=1), losses_B.dtype))
 
 
 def dense_loss(model: Decoder, params: nnx.State, batch: Mapping[str, jax.Array]) -> jax.Array:

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 from sppo_jax import buffers
 from sppo_jax.attention import sequence, teams
 from sppo_jax.attention.pallas_blocks import Target, target_of
-from sppo_jax.attention.validate import KEYS, check_arrays, validate_batch
+from sppo_jax.attention.validate import KEYS
 from sppo_jax.collectives import in_order
 from sppo_jax.compat import (
     check_cudnn,
@@ -41,13 +41,13 @@ from sppo_jax.compat import (
 )
 from sppo_jax.dtypes import accumulator
 from sppo_jax.environment import check_memory_limits
-from sppo_jax.flex.contract import check_columns
-from sppo_jax.flex.shape import plan_shape
+from sppo_jax.flex.rows import PACKED_ROWS
 from sppo_jax.models.layer_classes import layer_of
 from sppo_jax.models.leaves import TABLES, is_cast, part_of
 from sppo_jax.models.stacks import of_stack, stack_names, stacks_of
 from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline import host_stash, layout, storage
+from sppo_jax.pipeline.batch import check_batch, check_sums, taken
 from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.group_rows import rows_of_stacks
 from sppo_jax.pipeline.host_layers import HostLayers
@@ -62,6 +62,7 @@ from sppo_jax.pipeline.stage import Layers, Stage
 from sppo_jax.pipeline.stash import StashLayout
 from sppo_jax.pipeline.state import TrainingState, evaluation_state, training_state
 from sppo_jax.pipeline.structure import Structure, check_params
+from sppo_jax.pipeline.traced import loss_scale, unmapped, without_wrong
 from sppo_jax.pipeline.vocabulary_tables import VocabularyTables
 from sppo_jax.plan.parts import cache_head_dim
 from sppo_jax.plan.plan import Plan
@@ -193,6 +194,8 @@ class Step:
         if not shares:
             return None
         (like, penalty), *others = shares.values()
+        if self.train and penalty is not None:
+            check_sums(self.plan, penalty.over)
         if any(other != (like, penalty) for other in others):
             raise ValueError(
                 f"all kinds of layers that return shares must return the same, with one penalty, got other ones of "
@@ -266,25 +269,18 @@ class Step:
                 "in device memory; put them where sppo_jax.pipeline.storage.stored_shapes(plan, params, mesh) says, "
                 "or plan with optimizer.place=device"
             )
-        shape = (self.plan.num_sequences, self.plan.sequence_length)
-        check_arrays(batch, shape, (shape[0], shape[1] // self.plan.mesh.seq, self.plan.mesh.seq))
-        if any(isinstance(batch.get(key), jax.core.Tracer) for key in KEYS):
-            return
-        if any(isinstance(x, jax.Array) and not x.is_fully_addressable for x in batch.values()):
-            return
-        whole = {key: batch[key].reshape(shape) for key in KEYS}
-        validate_batch(
-            whole,
-            vocab_size=self.model.config.vocab_size,
-            num_sequences=self.plan.num_sequences,
-            sequence_length=self.plan.sequence_length,
-            contiguous=self.plan.kernel != "blockwise" or any(self.layers.windows.values()),
-            consecutive=self.plan.kernel != "blockwise" and any(self.layers.windows.values()),
-            natural=self.plan.groups == "static",
-            padded_behind=bool(self.layers.states),
-        )
-        if self.plan.groups == "flex":
-            check_columns(whole, plan_shape(self.plan), dealing=self.plan.kernel != "blockwise")
+        has, over = (any(self.layers.windows.values()), bool(self.layers.states)), self._penalty_over
+        check_batch(batch, self.plan, self.model.config.vocab_size, *has, of_sequences=over == "sequence")
+
+    @property
+    def _penalty_over(self) -> str | None:
+        """Whose tokens a penalty of training is of; None: there is none."""
+        return self.shares.penalty.over if self.train and self.shares and self.shares.penalty else None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The arrays of a batch that the step takes."""
+        return (*KEYS, PACKED_ROWS) if self._penalty_over and self.shares.is_moved else KEYS
 
     def __call__(self, params: nnx.State, batch: Mapping, stash: Stash | None = None):
         """Runs the step on parameters in their own shapes or stored; pure and traceable.
@@ -305,6 +301,7 @@ class Step:
                 "a jit must take arrays whose types leave their shardings open, got a mesh of AxisType.Explicit; use a "
                 "mesh of AxisType.Auto, as make_mesh(plan) makes, or call the function outside of jit"
             )
+        batch, _ = unmapped((taken(batch, self.keys), params["final_norm"]))
         with outside_meshes():
             return self._run(params, batch, stash)
 
@@ -359,7 +356,7 @@ class Step:
             physical, specs = self._of_shares(shares, physical, specs)
         else:
             physical = _cast(physical, dtype)
-        striped = [layout.stripe(jnp.asarray(batch[key], jnp.int32), plan) for key in KEYS]
+        striped = [layout.stripe(jnp.asarray(batch[key], jnp.int32), plan) for key in self.keys]
         out_specs = layout.STRIPED
         if self.train:
             out_specs = (P(), storage.gradient_specs(shares), *[P()] * (on_host + (self.shares is not None)))
@@ -369,7 +366,7 @@ class Step:
         step = jax.shard_map(
             on_device if as_written else in_order(on_device),
             mesh=self.mesh,
-            in_specs=(specs, [layout.STRIPED] * len(KEYS), *of_stash),
+            in_specs=(specs, [layout.STRIPED] * len(striped), *of_stash),
             out_specs=(*out_specs, *of_stash) if of_stash else out_specs,
             check_vma=False,  # every collective is written out below; autodiff never sees one
         )
@@ -396,8 +393,7 @@ class Step:
         weights, tables, sharded = self._weights_of_device(shares, weights)
         chex.assert_shape(striped, (plan.sequences_per_pipeline, plan.sequence_length // plan.mesh.seq, 1))
         sequences = self._sequences(striped)
-        count = lax.psum(jnp.sum(striped[1] >= 0), ("data", *layout.SEQ))
-        scale = 1 / jnp.maximum(count, 1).astype(accumulator(dtype))
+        scale = loss_scale(striped, self.model.config.vocab_size, plan.num_sequences, dtype)
         layers = weights.layers
         if sharded is not None:
             shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), sharded.wholes)
@@ -416,6 +412,7 @@ class Step:
             logit_cap=self.model.config.logit_cap,
             sequences=sequences,
             scale=scale,
+            penalty_weights=None if self.shares is None else self.shares.weights(*(x[..., 0] for x in striped[3:])),
             train=self.train,
             modes=self._modes(sequences),
             keeps_order=keeps_order(self.platform),
@@ -424,14 +421,15 @@ class Step:
         cache_shapes = self._cache_shapes()
         if not self.train:
             scored = executor.run(evaluation_state(executor, cache_shapes))
-            return tuple(x[:, : striped[0].shape[1], None] for x in (scored.losses_MS, scored.hits_MS))
+            losses_MS, hits_MS = (x[:, : striped[0].shape[1], None] for x in (scored.losses_MS, scored.hits_MS))
+            return without_wrong(losses_MS, striped, self.model.config.vocab_size), hits_MS
         trained = executor.run(training_state(executor, cache_shapes, self._kv_grad_dtype(dtype), *stash))
         loss = lax.psum(trained.loss, ("data", *layout.SEQ)) * scale
         layers, *squares = trained.weights.gradients(executor)
         grads, num_members = trained.grads._replace(layers=layers), plan.mesh.data * plan.mesh.seq
         by_layer = not sums_whole_stages(self.platform)
         grads = run.sum_gradients(grads, shares, num_members, are_shares=self._by_groups, by_layer=by_layer)
-        totals = () if self.shares is None else (self._totals(trained),)
+        totals = () if self.shares is None else (self._totals(trained, executor.penalty_weights),)
         return loss, storage.stack(grads, shares), *squares, *totals, *[trained.stash.host] * len(stash)
 
     def _target(self) -> Target | None:
@@ -445,12 +443,12 @@ class Step:
         groups = max((shape.num_heads // shape.num_kv_heads for shape in self.head_shapes.values()), default=1)
         return target_of(self.mesh.devices.flat[0].device_kind, groups, jnp.dtype(self.model.dtype).itemsize)
 
-    def _totals(self, trained: TrainingState) -> Totals:
+    def _totals(self, trained: TrainingState, weights: jax.Array) -> Totals:
         sums_MvnW = trained.shares_MvnW
         if not keeps_order(self.platform):
             # Otherwise XLA takes the sum over devices ahead of the last loop, where collectives have no order.
             sums_MvnW = sums_MvnW + buffers.after(trained.dx_TD).astype(sums_MvnW.dtype)
-        return self.shares.totals(sums_MvnW)
+        return self.shares.totals(sums_MvnW, weights)
 
     @property
     def _by_groups(self) -> bool:
@@ -577,13 +575,18 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
         f, jittable (give a jit around it `compiler_options=f.compiler_options`: copies overlap compute only then).
         params: the tree of `nnx.state(model, nnx.Param)`. batch: int32 [num_sequences, sequence_length] tokens, targets
         (-1 = no loss), positions, document_ids (-1 = padding). The loss is in nats a target over the whole batch;
-        gradients have the tree and dtypes of params. Where parameters are on the host (`storage.stored_shapes`), those
+        gradients have the tree and dtypes of params. A batch that is traced in a caller's jit, or lies on other hosts,
+        cannot be looked at: its shapes are checked, and the loss is NaN where a token or a target is not below the
+        vocabulary, a position is negative, or padding has a target. There a target below -1 is no target, and the order
+        of documents and positions is not checked. Where parameters are on the host (`storage.stored_shapes`), those
         of layers have their gradients there, and f returns the sum of the squares of these as well.
+        Where a plan with teams trains a model with a loss over each sequence, as that of experts, `packed_rows` (int32,
+        like the others) says from which row of the packed batch each token comes; left out, tokens are in their rows.
         `f.stash_shapes` and `f.with_stash` are for a jit that keeps the stash on the host, as the trainer's does where
         the plan cuts it into pieces (`pipeline/host_stash.py`). f itself refuses such a plan on GPUs.
 
     Raises:
-        ValueError: plan, model and mesh do not fit together, or a batch breaks the contract.
+        ValueError: plan, model and mesh do not fit together, a batch breaks the contract, or f is within `jax.vmap`.
     """
     step, f = _made(plan, model, mesh, train=True)
     check_offload(step.platform, step.uses_host)
@@ -607,7 +610,8 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
 def evaluate(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> Callable:
     """Makes `f(params, batch) -> TokenScores`: each token's loss, and whether its target is the most likely token.
 
-    Args and errors: as for `value_and_grad`.
+    Args and errors: as for `value_and_grad`. Where a batch cannot be looked at, all losses of a sequence are NaN if one
+    of its tokens is wrong.
     """
     return _made(plan, model, mesh, train=False)[1]
 
@@ -667,7 +671,7 @@ def _checked(step: Step, compiled: Callable) -> Callable:
     def with_totals(params: nnx.State, batch: Mapping):
         check_whole(step)
         step.check(params, batch)
-        batch = {key: batch[key] for key in KEYS}
+        batch = taken(batch, step.keys)
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((params, batch))):
             return step(params, batch)  # compiler options belong to the outermost jit
         # A mesh of the user's would be the one that the program must run on.
@@ -682,7 +686,7 @@ def _checked(step: Step, compiled: Callable) -> Callable:
     def prepare(params: nnx.State, batch: Mapping) -> None:
         """Compiles the program for arguments like these, if it is not compiled yet."""
         step.check(params, batch)
-        batch = {key: batch[key] for key in KEYS}
+        batch = taken(batch, step.keys)
         with nullcontext() if mesh_in_force() is None else jax.set_mesh(step.mesh):
             compiled.lower(*jax.tree.map(without_explicit_sharding, (params, batch))).compile()
 

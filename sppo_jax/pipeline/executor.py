@@ -241,7 +241,8 @@ class Executor(Run):
             if not self.keeps_order:
                 # Otherwise XLA takes the sum over devices out of a loop of backwards, where collectives have no order.
                 sums_MvnW = sums_MvnW + tick.begun().astype(sums_MvnW.dtype)
-            gradient_nW = self.stage.shares.gradient(sums_MvnW, row["sequence"], tick.mine("group", me))
+            where = row["sequence"], tick.mine("group", me)
+            gradient_nW = self.stage.shares.gradient(sums_MvnW, self.penalty_weights, *where)
             unit = unit._replace(gradient_nW=gradient_nW)
         dx_TD, caches, sums, held = layer_group.backward(stage, unit, dy_TD, prefixes.caches, sums, splits, stash, held)
         chex.assert_equal_shape((dx_TD, dy_TD))

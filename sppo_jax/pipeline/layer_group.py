@@ -108,9 +108,8 @@ def _forward_layer(stage, x, unit, at, memory, split, *, early=None, again=None)
         y, shares = block.after(weights, x, out, chosen)
     if unit.is_real_T is not None and again is None and at.kind in layers.shares:
         place = (unit.sequence, stage.shares.row(unit.group), at.among(layers.shares))
-        memory = memory._replace(
-            shares_MvnW=buffers.add(memory.shares_MvnW, place, stage.shares.of_tokens(shares, unit.is_real_T))
-        )
+        of_chunk_W = stage.shares.of_tokens(shares, unit.is_real_T, unit.packed_rows_T)
+        memory = memory._replace(shares_MvnW=buffers.add(memory.shares_MvnW, place, of_chunk_W))
     return y, memory, values
 
 
@@ -499,7 +498,8 @@ def _backward_after(stage, unit, at, dy, vjp_after, out, sums) -> _After:
     """Goes back through what comes behind a layer's mixer."""
     of_group, dshares = stage.layers, ()
     if at.kind in of_group.shares:
-        dshares = stage.shares.cotangents(unit.gradient_nW, at.among(of_group.shares), unit.is_real_T)
+        of_tokens = unit.is_real_T, unit.packed_rows_T
+        dshares = stage.shares.cotangents(unit.gradient_nW, at.among(of_group.shares), *of_tokens)
     dparams, dx, dout = vjp_after(out)((dy, dshares))
     stack = of_group.stacks[at.kind]
     layers, place = of_stack(sums.layers, stack), (stage.slot(stack, unit.sum_slot), of_group.in_stack(at))

@@ -23,12 +23,16 @@ from sppo_jax.program.stash import StashClass
 
 
 class Sequences(NamedTuple):
-    """A pipeline's sequences on one device: its own tokens, [M, S / R + spare] each."""
+    """A pipeline's sequences on one device: its own tokens, [M, S / R + spare] each.
+
+    `packed_rows` is there where a loss is of packed rows whose documents may have moved.
+    """
 
     tokens: jax.Array
     targets: jax.Array
     positions: jax.Array
     documents: jax.Array
+    packed_rows: jax.Array | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,7 @@ class Run:
         logit_cap: number beyond which logits do not go; 0: none.
         sequences: this device's data.
         scale: 1 / number of targets in the global batch.
+        penalty_weights: see `SharesLayout.weights`; None where layers return no shares.
         train: whether the state is a `TrainingState`; else an `EvaluationState`.
         modes: how each chunk of each sequence attends; None for a plan without teams.
         keeps_order: whether the platform runs collectives in the order of the program.
@@ -66,6 +71,7 @@ class Run:
     logit_cap: float
     sequences: Sequences
     scale: jax.Array
+    penalty_weights: jax.Array | None
     train: bool
     modes: teams.Modes | None
     keeps_order: bool

@@ -288,8 +288,9 @@ class Unit(NamedTuple):
 
     The chunk has masks for each window of the layers. The pattern of the group's layers is an int where it is known.
 
-    Where layers return shares, training has also the unit's sequence, which of its tokens are real, and in a backward
-    the gradient of the shares' sums, if they have a penalty. `mixed` is there where layers have a state.
+    Where layers return shares, training has also the unit's place among the sums, which of its tokens are real, from
+    which packed rows they come if documents may have moved, and in a backward the gradient of the shares' sums, if they
+    have a penalty. `mixed` is there where layers have a state.
     """
 
     group: jax.Array
@@ -301,6 +302,7 @@ class Unit(NamedTuple):
     pattern: jax.Array | int = 0
     sequence: jax.Array | None = None
     is_real_T: jax.Array | None = None
+    packed_rows_T: jax.Array | None = None
     gradient_nW: jax.Array | None = None
     mixed: mixing.StateUnit | None = None
 

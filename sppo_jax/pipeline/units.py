@@ -53,7 +53,10 @@ def unit(run: Run, tick: Tick, passes: str, tags: Tags) -> Unit:
     if run.stage.shares is None or not run.train:
         return found
     is_real_T = real(run, tick, me) & (own(run, tick, run.sequences.documents, me) >= 0)
-    return found._replace(sequence=tick.mine("sequence", me), is_real_T=is_real_T)
+    if not run.stage.shares.is_moved:
+        return found._replace(sequence=tick.mine("sequence", me), is_real_T=is_real_T)
+    packed_rows_T = own(run, tick, run.sequences.packed_rows, me)
+    return found._replace(sequence=jnp.int32(0), is_real_T=is_real_T, packed_rows_T=packed_rows_T)
 
 
 def _state_unit(run: Run, tick: Tick, tags: Tags) -> mixing.StateUnit:

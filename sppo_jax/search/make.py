@@ -89,6 +89,7 @@ def check_plan(plan: Plan, config: Config) -> None:
             schedule=plan.schedule.name,
             sequences=plan.sequences_per_pipeline,
             wave=plan.schedule.wave,
+            groups=plan.groups,
             balance_over=config.model.routed.penalty_over,
             forwards_first=not plan.outline().has_forwards_among_backwards,
         )

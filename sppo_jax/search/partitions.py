@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sppo_jax.models.counts import balance_weights
 from sppo_jax.models.state_counts import has_attention
-from sppo_jax.rules import MOST_SHAPES, UNCUT, Facts, check
+from sppo_jax.rules import MOST_SHAPES, UNCUT, Facts, check, sums_over_batch
 from sppo_jax.schedule.generators import BREADTH_FIRST, ONE_AT_A_TIME
 from sppo_jax.schedule.shapes import rounded_up, tick_shapes
 from sppo_jax.schedule.streams import fills_convoys
@@ -310,7 +310,8 @@ def _wave_sizes(layout: Layout, schedule: str, num_chunks: int) -> list[int]:
 
 def _balances_over_batch(layout: Layout) -> bool:
     """Returns whether a loss of several sequences balances the experts."""
-    return layout.request.config.model.routed.penalty_over == "batch" and layout.sequences > 1
+    config = layout.request.config
+    return sums_over_batch(config.model.routed.penalty_over, config.sequence.groups) and layout.sequences > 1
 
 
 def _interleaved_by_choice(request: Request) -> bool:

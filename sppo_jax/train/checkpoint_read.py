@@ -19,7 +19,7 @@ from flax import nnx
 
 from sppo_jax import distributed
 from sppo_jax.files import check_encoding, parse_json
-from sppo_jax.train.fingerprint import fingerprints, leaf_name
+from sppo_jax.train.fingerprint import fingerprints, first_not_finite, leaf_name
 from sppo_jax.train.state import TrainState, from_tree, to_tree
 
 STATE, RUN = "state", "run"
@@ -278,8 +278,11 @@ def _try(path: Path, shapes: TrainState) -> tuple[Restored | None, str]:
     except ValueError as problem:
         return None, str(problem)
     assert restored is not None
-    if problem := changed_arrays(to_tree(restored.state), restored.run, path):
+    tree = to_tree(restored.state)
+    if problem := changed_arrays(tree, restored.run, path):
         return None, problem
+    if name := first_not_finite(tree):
+        return None, f"{name} has a value that is not finite"
     return restored, ""
 
 

@@ -17,6 +17,7 @@ from sppo_jax.models.balance import loads_of, moved_bias
 from sppo_jax.models.router import Shares
 from sppo_jax.pipeline.layout import arrange
 from sppo_jax.pipeline.shares import Totals
+from sppo_jax.train.finite import are_finite
 
 
 def metrics_of(totals: Totals) -> dict[str, jax.Array]:
@@ -30,6 +31,14 @@ def metrics_of(totals: Totals) -> dict[str, jax.Array]:
             "dead_experts": loads.dead_fraction,
         }
     return found
+
+
+def biases_stay_finite(params: nnx.State, totals: Totals, model: ModelConfig) -> jax.Array:
+    """Returns whether `move_biases` leaves biases that are finite."""
+    if not model.routed.choice_bias:
+        return jnp.array(True)
+    moved = jax.tree_util.tree_leaves_with_path(move_biases(params, totals, model, jnp.array(True)))
+    return are_finite([leaf for path, leaf in moved if _is_choice_bias(path)])
 
 
 def move_biases(params: nnx.State, totals: Totals, model: ModelConfig, is_finite: jax.Array) -> nnx.State:
@@ -50,7 +59,7 @@ def move_biases(params: nnx.State, totals: Totals, model: ModelConfig, is_finite
     stacks = [stack for kind, stack in layers if model.of_kind(kind).experts.count]
 
     def move(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
-        if not any(getattr(key, "key", "") == "choice_bias" for key in path):
+        if not _is_choice_bias(path):
             return leaf
         chosen_LE = totals.sums.chosen
         if len(set(model.kind_names)) > 1:
@@ -59,3 +68,7 @@ def move_biases(params: nnx.State, totals: Totals, model: ModelConfig, is_finite
         return jnp.where(is_finite, leaf + arrange(change_LE, leaf.shape), leaf)
 
     return jax.tree_util.tree_map_with_path(move, params)
+
+
+def _is_choice_bias(path: tuple[Any, ...]) -> bool:
+    return any(getattr(key, "key", "") == "choice_bias" for key in path)

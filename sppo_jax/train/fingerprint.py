@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sppo_jax.compat import in_device_memory, is_host
+from sppo_jax.train.finite import are_finite
 
 # Knuth's multiplicative hash (2^32 divided by the golden ratio) spreads indices; made odd, it loses no bit.
 _SPREAD = 2654435761
@@ -67,6 +68,24 @@ def fingerprints(
         leaf.delete()
     sums = jax.device_get(sums)
     return {name: int(sums[name]) for name in leaves}
+
+
+def first_not_finite(tree: Any) -> str:
+    """Returns the name of an array with a value that is not finite, the same in every process; "" if there is none."""
+    leaves = {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    here = [name for name, leaf in leaves.items() if not _is_on_host(leaf)]
+    found = dict(zip(here, _each_finite([leaves[name] for name in here]), strict=True))
+    for name in [name for name in leaves if name not in found]:  # one at a time, as in `fingerprints`
+        leaf = jax.device_put(leaves[name], in_device_memory(leaves[name].sharding))
+        found[name] = jax.block_until_ready(_each_finite([leaf])[0])
+        leaf.delete()
+    found = jax.device_get(found)
+    return next((name for name in leaves if not found[name]), "")
+
+
+@jax.jit
+def _each_finite(leaves: list[jax.Array]) -> list[jax.Array]:
+    return [are_finite(leaf) for leaf in leaves]
 
 
 def _is_on_host(leaf: Any) -> bool:

@@ -181,6 +181,7 @@ def to_save(experiment: Experiment, done: int, failure: str | None) -> dict[str,
     return {
         "step": done,
         "data": {**experiment.loader.state, "fingerprint": experiment.data_fingerprint},
+        "sequence_weights": "tokens",  # by which the losses over sequences weigh
         "seeds": {"parameters": config.train.seed, "data": config.data.seed},  # no other random numbers are drawn
         "config": to_dict(config),
         "plan": experiment.plan.to_dict(),

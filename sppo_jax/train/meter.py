@@ -136,8 +136,8 @@ class Meter:
 
         Args:
             step: its number, from 1.
-            outputs: scalars `loss`, `grad_norm`, `num_targets`, `num_skipped`, `num_skipped_in_row`, `signal`; others
-                are reported as they are.
+            outputs: scalars `loss`, `grad_norm`, `num_targets`, `is_bad_update`, `num_skipped`, `num_skipped_in_row`,
+                `signal`; others are reported as they are.
         """
         self._pending = (step, outputs, clock_at_end(outputs["loss"]))
 
@@ -177,14 +177,15 @@ class Meter:
         """Records an event for a step that was skipped or whose loss is a spike."""
         loss, limit = outputs["loss"], self._experiment.config.train.max_nonfinite
         if outputs["num_skipped_in_row"]:
-            text = f"a loss of {loss} and a gradient norm of {outputs['grad_norm']}"
+            text, advice = f"a loss of {loss} and a gradient norm of {outputs['grad_norm']}", _ADVICE
+            if outputs["is_bad_update"]:
+                text, advice = f"{text} whose update is not finite", _ADVICE_OF_UPDATES
             in_row = outputs["num_skipped_in_row"]
             self._record.event("skip", step, f"step {step} skipped: {text} ({in_row} in a row, the limit is {limit})")
             if in_row >= limit and not self.failure:  # one more step has begun by then
                 self.failure = (
-                    f"loss and gradients must stay finite, got {text} at step {step}, the last of {in_row} such steps "
-                    "in a row (train.max_nonfinite); lower optimizer.lr, raise optimizer.warmup_steps, or look at the "
-                    "data of these steps"
+                    f"loss, gradients and state must stay finite, got {text} at step {step}, the last of {in_row} such "
+                    f"steps in a row (train.max_nonfinite); {advice}"
                 )
         elif outputs["num_targets"] and (spike := self._spikes.check(loss)):
             self._is_spike = True
@@ -217,7 +218,13 @@ class Meter:
 
 
 # Outputs of a step that become metrics by other names, or events.
-_OUTPUTS = ("loss", "grad_norm", "num_targets", "num_skipped", "num_skipped_in_row", "signal")
+_OUTPUTS = ("loss", "grad_norm", "num_targets", "is_bad_update", "num_skipped", "num_skipped_in_row", "signal")
+# What to change where too many steps were skipped: for their gradients, and for what the optimizer made of these.
+_ADVICE = "lower optimizer.lr, raise optimizer.warmup_steps, or look at the data of these steps"
+_ADVICE_OF_UPDATES = (
+    "lower optimizer.lr, optimizer.weight_decay or model.experts.bias_rate, or raise optimizer.eps; the data of these "
+    "steps are not the cause"
+)
 
 
 def _finite(value: float) -> float | None:

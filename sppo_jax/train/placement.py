@@ -10,6 +10,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, Sharding
 
 from sppo_jax.attention.validate import KEYS
+from sppo_jax.flex.rows import PACKED_ROWS
 from sppo_jax.pipeline import layout
 from sppo_jax.plan.plan import Plan
 
@@ -75,12 +76,15 @@ def place_batch(batch_local: Mapping[str, np.ndarray], plan: Plan, mesh: Mesh) -
 def batch_shapes(plan: Plan, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns shapes, dtypes and shardings of the arrays that `place_batch` returns."""
     shape = (plan.num_sequences, plan.sequence_length // plan.mesh.seq, plan.mesh.seq)
-    return batch_of(shape, layout.batch_sharding(plan, mesh))
+    keys = KEYS if plan.groups == "static" else (*KEYS, PACKED_ROWS)
+    return batch_of(shape, layout.batch_sharding(plan, mesh), keys)
 
 
-def batch_of(shape: tuple[int, ...], sharding: Sharding) -> dict[str, jax.ShapeDtypeStruct]:
+def batch_of(
+    shape: tuple[int, ...], sharding: Sharding, keys: tuple[str, ...] = KEYS
+) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns a batch without values: every array of the batch contract in one shape and sharding."""
-    return {key: jax.ShapeDtypeStruct(shape, np.dtype("int32"), sharding=sharding) for key in KEYS}
+    return {key: jax.ShapeDtypeStruct(shape, np.dtype("int32"), sharding=sharding) for key in keys}
 
 
 def gather(x: jax.Array) -> np.ndarray:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,6 +27,7 @@ from sppo_jax.models import build_model
 from sppo_jax.models.hf_read import load_hf_params
 from sppo_jax.pipeline import api, layout, storage
 from sppo_jax.plan.plan import Plan
+from sppo_jax.rules import Facts, broken
 from sppo_jax.search.make import costs_of
 from sppo_jax.train import layer_order
 from sppo_jax.train.checkpoint_read import Restored, checkpoint_steps, other_folders, restore_newest
@@ -117,11 +120,26 @@ def _with_teams(config: Config, plan: Plan, rows: Rows, cluster: Cluster | None)
     possible = seq > 1 and seq & (seq - 1) == 0
     if plan.groups == "static" and (config.sequence.groups != "auto" or not possible):
         return plan, rows
+    if plan.groups == "static" and (problem := _unmovable(config, plan)):
+        return dataclasses.replace(plan, reasons={**plan.reasons, "groups": f"static: {problem}"}), rows
     shape = window_shape(plan, costs_of(plan, config, cluster))
     if plan.groups == "static":
         windows = [window_pieces(rows, number, window) for number in range(_WINDOWS_LOOKED_AT)]
         plan = with_teams(plan, gain(windows, shape))
     return plan, rows if plan.groups == "static" else FlexRows(rows, window=window, shape=shape, per_step=window)
+
+
+def _unmovable(config: Config, plan: Plan) -> str | None:
+    """Returns why a plan without teams cannot have them: a loss that balances experts would need another schedule."""
+    facts = Facts(
+        balance_over=config.model.routed.penalty_over,
+        groups="flex",
+        sequences=plan.sequences_per_pipeline,
+        schedule=plan.schedule.name,
+        wave=plan.schedule.wave,
+        forwards_first=not plan.outline().has_forwards_among_backwards,
+    )
+    return next((problem.must for problem in broken(facts)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,8 +211,24 @@ def _go_on(experiment: Experiment, restored: Restored, directory: Path, notes: l
         plan += f"; optimizer state moved from {places[0]} to {places[1]} memory"
     rate = rate_change(restored.run.get("config", {}), experiment.config, step - int(state.num_skipped))
     text = f"resumes from {directory / str(step)}, {restored.run['data']['sequence']} sequences read{plan}{rate}"
-    events = (*(("corrupt", note) for note in notes), ("resume", text))
+    events = (*(("corrupt", note) for note in notes), ("resume", text), *new_weights(experiment.config, restored.run))
     return Start(state=state, step=step, directory=directory, events=events)
+
+
+def new_weights(config: Config, saved: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Returns the event of a run whose experts were balanced by sequences of one weight, whatever their padding.
+
+    Args:
+        config: all settings.
+        saved: what was saved beside the state from which the run goes on.
+    """
+    if config.model.routed.penalty_over != "sequence" or "sequence_weights" in saved:
+        return ()
+    text = (
+        "the loss that balances experts now weighs each packed sequence by its tokens without padding; before, all "
+        "sequences of a step weighed alike"
+    )
+    return (("warning", text),)
 
 
 def check_room(experiment: Experiment, run_dir: Path) -> None:

@@ -22,7 +22,7 @@ class TrainState(NamedTuple):
 
     Attributes:
         step: int32 number of steps done, skipped ones included.
-        num_skipped: int32 number of steps skipped for a loss or gradient that was not finite.
+        num_skipped: int32 number of steps skipped for a loss, gradient or new state that was not finite.
         num_skipped_in_row: int32 number of those since the last step that was not skipped.
         params: in the tree of `nnx.state(model, nnx.Param)`.
         opt_state: the optimizer's state.

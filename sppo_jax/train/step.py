@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax import lax
 
 from sppo_jax.compat import is_on_host
 from sppo_jax.config import ModelConfig, OptimizerConfig
@@ -17,8 +18,9 @@ from sppo_jax.models.leaves import is_matrix
 from sppo_jax.pipeline.host_stash import WithStash
 from sppo_jax.pipeline.shares import Totals
 from sppo_jax.train import expert_load
+from sppo_jax.train.finite import are_finite, is_bounded
 from sppo_jax.train.state import TrainState, on_host
-from sppo_jax.train.streamed_update import Rule, Verdict, updated
+from sppo_jax.train.streamed_update import Rule, Verdict, stays_finite, updated
 
 
 def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
@@ -48,12 +50,14 @@ class Optimizer(NamedTuple):
         update: turns gradients into updates.
         rule: the same without the clipping, for parameters on the host.
         decays: which parameters decay.
+        is_bounded: see `finite.is_bounded`; a transformation that does not say so is not.
     """
 
     init: Callable
     update: Callable
     rule: Rule
     decays: nnx.State
+    is_bounded: bool
 
 
 def make_optimizer(config: OptimizerConfig, schedule: optax.Schedule, params: nnx.State) -> Optimizer:
@@ -72,7 +76,7 @@ def make_optimizer(config: OptimizerConfig, schedule: optax.Schedule, params: nn
     # Parameters with two or more dims in one layer decay, except biases.
     decays = jax.tree_util.tree_map_with_path(is_matrix, params)
     whole = optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw(decays))
-    return Optimizer(whole.init, whole.update, Rule(config.clip_norm, adamw), decays)
+    return Optimizer(whole.init, whole.update, Rule(config.clip_norm, adamw), decays, is_bounded(config))
 
 
 ValueAndGrad = Callable[[optax.Params, Mapping[str, jax.Array]], tuple[jax.Array, optax.Params]]
@@ -88,7 +92,7 @@ def make_train_step(
 ) -> TrainStep:
     """Joins gradients and optimizer into `step(state, batch, signals) -> (state, metrics)`.
 
-    A step whose loss or gradient is not finite is counted and does not change parameters or optimizer state.
+    A step whose loss, gradient or new state is not finite is counted and does not change parameters or optimizer state.
 
     Args:
         value_and_grad: `f(params, batch) -> (loss, grads)`; its attribute `with_totals`, if it has one, returns also
@@ -100,8 +104,9 @@ def make_train_step(
     Returns:
         A jitted function that reuses the memory of the old state for the new state. `signals` is int32, the request of
         each process. Its metrics are scalars `loss` (nats a target), `grad_norm` (before clipping), `num_targets`
-        (with 0 the loss is 0 and says nothing), `num_skipped`, `num_skipped_in_row` and `signal`, the largest
-        request; and those of `expert_load.metrics_of` where layers share something.
+        (with 0 the loss is 0 and says nothing), `is_bad_update` (loss and gradient are finite, the new state would not
+        be), `num_skipped`, `num_skipped_in_row` and `signal`, the largest request; and those of
+        `expert_load.metrics_of` where layers share something.
     """
 
     change = _streamed if on_host(shardings) else _whole
@@ -114,10 +119,12 @@ def make_train_step(
             gradients = getattr(value_and_grad, "with_totals", value_and_grad)(state.params, batch)
         loss, *gradients = gradients
         totals = gradients.pop() if isinstance(gradients[-1], Totals) else None
-        grad_norm, finite, params, opt_state = change(state, loss, *gradients)
-        if totals is not None and model is not None:
-            params = expert_load.move_biases(params, totals, model, finite)
-        skipped = (~finite).astype(jnp.int32)
+        moves_biases = totals is not None and model is not None
+        stays = expert_load.biases_stay_finite(state.params, totals, model) if moves_biases else jnp.array(True)
+        verdict, params, opt_state = change(state, loss, stays, *gradients)
+        if moves_biases:
+            params = expert_load.move_biases(params, totals, model, verdict.counts)
+        skipped = (~verdict.counts).astype(jnp.int32)
         state = TrainState(
             step=state.step + 1,
             num_skipped=state.num_skipped + skipped,
@@ -127,8 +134,9 @@ def make_train_step(
         )
         metrics = {
             "loss": loss,
-            "grad_norm": grad_norm,
+            "grad_norm": verdict.norm,
             "num_targets": jnp.sum(batch["targets"] >= 0),
+            "is_bad_update": verdict.finite & ~verdict.stays,
             "num_skipped": state.num_skipped,
             "num_skipped_in_row": state.num_skipped_in_row,
             "signal": jnp.max(signals),
@@ -145,23 +153,26 @@ def make_train_step(
     return WithStash(jax.jit(step, donate_argnums=(0, 3), out_shardings=out, compiler_options=options), of_stash)
 
 
-def _whole(optimizer: optax.GradientTransformation, _: TrainState, state: TrainState, loss: jax.Array, grads):
-    """Returns norm, whether loss and norm are finite, parameters and the optimizer's state."""
-    grad_norm = optax.tree.norm(grads)
-    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    with jax.numpy_dtype_promotion("standard"):  # the optimizer library relies on implicit promotion
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    return (
-        grad_norm,
-        finite,
-        _choose(finite, params, state.params),
-        _choose(finite, opt_state, state.opt_state),
-    )
+def _whole(optimizer, _: TrainState, state: TrainState, loss: jax.Array, stays: jax.Array, grads):
+    """Returns the verdict on a step, parameters and the optimizer's state; `stays`: whether the biases stay finite."""
+
+    def changed(before, grads):
+        params, opt_state = before
+        with jax.numpy_dtype_promotion("standard"):  # the optimizer library relies on implicit promotion
+            updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    grad_norm, before = optax.tree.norm(grads), (state.params, state.opt_state)
+    if not getattr(optimizer, "is_bounded", False):
+        stays &= are_finite(changed(before, grads))
+        # Without the barrier XLA may compute the new state once, and hold it beside the old one until the verdict.
+        before, grads, stays = lax.optimization_barrier((before, grads, stays))
+    verdict = Verdict(grad_norm, jnp.isfinite(loss) & jnp.isfinite(grad_norm), stays)
+    return verdict, *_choose(verdict.counts, changed(before, grads), before)
 
 
 def _streamed(
-    optimizer: Optimizer, shardings: TrainState, state: TrainState, loss: jax.Array, grads, squares: jax.Array
+    optimizer: Optimizer, shardings: TrainState, state: TrainState, loss: jax.Array, stays: jax.Array, grads, squares
 ):
     """Returns the same as `_whole`, where matrices are on the host.
 
@@ -169,18 +180,15 @@ def _streamed(
     """
     here = [leaf for leaf in jax.tree.leaves(grads) if not is_on_host(leaf)]
     grad_norm = jnp.sqrt(squares.astype(jnp.result_type(here[0])) + optax.tree.norm(here, squared=True))
-    verdict = Verdict(grad_norm, jnp.isfinite(loss) & jnp.isfinite(grad_norm))
+    verdict = Verdict(grad_norm, jnp.isfinite(loss) & jnp.isfinite(grad_norm), stays)
     clipping, adamw_state = state.opt_state
+    leaves = jax.tree.leaves(optimizer.decays), jax.tree.leaves(shardings.params)
+    given = (optimizer.rule, *leaves, (state.params, adamw_state), grads)
     with jax.named_scope("optimizer_update"):
-        params, adamw_state = updated(
-            optimizer.rule,
-            jax.tree.leaves(optimizer.decays),
-            jax.tree.leaves(shardings.params),
-            (state.params, adamw_state),
-            grads,
-            verdict,
-        )
-    return *verdict, params, (clipping, adamw_state)
+        if not optimizer.is_bounded:
+            verdict = verdict._replace(stays=stays & stays_finite(*given, grad_norm))
+        params, adamw_state = updated(*given, verdict)
+    return verdict, params, (clipping, adamw_state)
 
 
 def _choose(first: jax.Array, yes: optax.Params, no: optax.Params) -> optax.Params:

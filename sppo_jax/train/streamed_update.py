@@ -7,7 +7,7 @@ whole, and goes back to its place. The next slice comes meanwhile.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from sppo_jax.compat import is_on_host, to_device, to_host
 from sppo_jax.rules import divisors
+from sppo_jax.train.finite import are_finite
 
 # A slice has at most so many bytes, and a parameter at least so many slices, if its rows allow.
 _SLICE_BYTES, _NUM_SLICES = 64 * 2**20, 16
@@ -38,10 +39,22 @@ class Rule(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a step's whole gradient says: its global norm, and whether loss and norm are finite."""
+    """What is known of a step before anything is written.
+
+    Args:
+        norm: the global norm of the gradient.
+        finite: whether loss and norm are finite.
+        stays: whether the new state is finite.
+    """
 
     norm: jax.Array
     finite: jax.Array
+    stays: jax.Array
+
+    @property
+    def counts(self) -> jax.Array:
+        """Whether the step changes the state."""
+        return self.finite & self.stays
 
 
 def updated(
@@ -52,7 +65,7 @@ def updated(
     grads: nnx.State,
     verdict: Verdict,
 ) -> tuple[nnx.State, optax.OptState]:
-    """Returns parameters and the state of AdamW after a step; both are as they were where the step is not finite.
+    """Returns parameters and the state of AdamW after a step; both are as they were where the step does not count.
 
     Args:
         rule: the coefficients.
@@ -60,20 +73,12 @@ def updated(
         shardings: of each parameter.
         state: parameters, and the state of AdamW, of which matrices are on the host.
         grads: each on the host or on the device.
-        verdict: on the gradients.
+        verdict: on the step.
     """
-    leaves, adamw_state = jax.tree.leaves(state[0]), state[1]
-    gradients = jax.tree.leaves(grads)
-    on_device = [i for i, leaf in enumerate(leaves) if not is_on_host(leaf)]
-    on_host = [[i] for i, leaf in enumerate(leaves) if is_on_host(leaf)]
-    results = {}
-    for indices in (on_device, *on_host):
-        adamw = rule.adamw([decays[i] for i in indices])
-        change = partial(_changed, adamw, rule.clip_norm)
-        if indices is not on_device:
-            change = partial(_streamed, change, shardings[indices[0]])
-        some = [leaves[i] for i in indices], _some(adamw_state, indices)
-        results[tuple(indices)] = change(some, [gradients[i] for i in indices], verdict)
+    leaves, results = jax.tree.leaves(state[0]), {}
+    for part in _parts(rule, decays, shardings, state, grads):
+        change = part.change if part.sharding is None else partial(_streamed, part.change, part.sharding)
+        results[part.indices] = change(part.state, part.grads, verdict)
     order = [i for indices in results for i in indices]
 
     def join(old, *parts):
@@ -83,6 +88,59 @@ def updated(
         return jax.tree.unflatten(jax.tree.structure(old), [of_index[i] for i in range(len(leaves))])
 
     return jax.tree.map(join, state, *results.values(), is_leaf=_is_tree)
+
+
+def stays_finite(
+    rule: Rule,
+    decays: list[bool],
+    shardings: list[NamedSharding],
+    state: tuple[nnx.State, optax.OptState],
+    grads: nnx.State,
+    norm: jax.Array,
+) -> jax.Array:
+    """Returns whether the state that `updated` would return is finite; nothing is written.
+
+    What is on the host passes through the device once more.
+
+    Args: as `updated`; `norm` is that of the gradients.
+    """
+    verdict = Verdict(norm, jnp.array(True), jnp.array(True))
+    found = []
+    for part in _parts(rule, decays, shardings, state, grads):
+        if part.sharding is None:
+            found.append(are_finite(part.change(part.state, part.grads, verdict)))
+        else:
+            found.append(jnp.all(_looked_at(part.change, part.sharding, part.state, part.grads, verdict)))
+    return jnp.all(jnp.stack(found))
+
+
+class _Part(NamedTuple):
+    """Parameters that are updated together: all that are on the device, or one that is on the host.
+
+    Args:
+        indices: their numbers among all.
+        change: `_changed` with the rule of these.
+        sharding: of one on the host; None for those on the device.
+        state: parameters, and their state of AdamW.
+        grads: their gradients.
+    """
+
+    indices: tuple[int, ...]
+    change: Callable
+    sharding: NamedSharding | None
+    state: tuple
+    grads: list[jax.Array]
+
+
+def _parts(rule: Rule, decays: list[bool], shardings: list[NamedSharding], state, grads) -> Iterator[_Part]:
+    leaves, gradients = jax.tree.leaves(state[0]), jax.tree.leaves(grads)
+    on_device = [i for i, leaf in enumerate(leaves) if not is_on_host(leaf)]
+    on_host = [[i] for i, leaf in enumerate(leaves) if is_on_host(leaf)]
+    for indices in (on_device, *on_host):
+        change = partial(_changed, rule.adamw([decays[i] for i in indices]), rule.clip_norm)
+        sharding = None if indices is on_device else shardings[indices[0]]
+        some = [leaves[i] for i in indices], _some(state[1], indices)
+        yield _Part(tuple(indices), change, sharding, some, [gradients[i] for i in indices])
 
 
 def _is_tree(x: Any) -> bool:
@@ -108,42 +166,98 @@ def _changed(adamw: optax.GradientTransformation, clip_norm: float, state, grads
     with jax.numpy_dtype_promotion("standard"):  # the optimizer library relies on implicit promotion
         updates, adamw_state = adamw.update([clipped(grad) for grad in grads], adamw_state, params)
     new = optax.apply_updates(params, updates), adamw_state
-    return jax.tree.map(lambda a, b: jnp.where(verdict.finite, a, b), new, state)
+    return jax.tree.map(lambda a, b: jnp.where(verdict.counts, a, b), new, state)
+
+
+class _Slices(NamedTuple):
+    """A parameter on the host with its state and gradient, as arrays that are cut into slices.
+
+    Args:
+        arrays: all that is on the host, the gradient last.
+        counts: the rest of the state.
+        tree: of the state.
+        places: of the arrays among the leaves of the state.
+    """
+
+    arrays: list[jax.Array]
+    counts: list[jax.Array]
+    tree: Any
+    places: tuple[int, ...]
+
+    @classmethod
+    def of(cls, state, grads: list[jax.Array]) -> _Slices:
+        leaves, tree = jax.tree.flatten(state)
+        places = tuple(i for i, leaf in enumerate(leaves) if is_on_host(leaf))
+        counts = [leaf for i, leaf in enumerate(leaves) if i not in places]
+        return cls([*(leaves[i] for i in places), *grads], counts, tree, places)
+
+    def joined(self, arrays: list, counts: list):
+        """Returns the state of some arrays, whole or a slice of each."""
+        given, others = iter(arrays), iter(counts)
+        places = range(len(self.places) + len(self.counts))
+        return jax.tree.unflatten(self.tree, [next(given) if i in self.places else next(others) for i in places])
+
+    def changed(self, change: Callable, slices: list, counts: list, verdict: Verdict) -> tuple[list, list]:
+        """Returns the new arrays and counts of one slice."""
+        *of_state, grad = slices
+        new = jax.tree.leaves(change(self.joined(of_state, counts), [grad], verdict))
+        return [new[i] for i in self.places], [x for i, x in enumerate(new) if i not in self.places]
 
 
 def _streamed(change: Callable, sharding: NamedSharding, state, grads: list, verdict: Verdict):
     """Changes one parameter on the host; arguments as `_changed`."""
-    leaves, tree = jax.tree.flatten(state)
-    places = [i for i, leaf in enumerate(leaves) if is_on_host(leaf)]
-    counts = [leaf for leaf in leaves if not is_on_host(leaf)]
-
-    def change_slices(slices: list, counts: list, verdict: Verdict):
-        *of_state, grad = slices
-        given = list(counts)
-        all_leaves = [of_state.pop(0) if i in places else given.pop(0) for i in range(len(leaves))]
-        new = jax.tree.leaves(change(jax.tree.unflatten(tree, all_leaves), [grad], verdict))
-        return [new[i] for i in places], [x for i, x in enumerate(new) if i not in places]
-
-    everywhere = PartitionSpec()
+    slices, everywhere = _Slices.of(state, grads), PartitionSpec()
     changed = jax.shard_map(
-        partial(_stream, change_slices),
+        partial(_stream, partial(slices.changed, change)),
         mesh=sharding.mesh,
         in_specs=(sharding.spec, everywhere, everywhere),
         out_specs=(sharding.spec, everywhere),
         check_vma=False,
     )
-    new, counts = changed([*(leaves[i] for i in places), *grads], counts, verdict)
-    return jax.tree.unflatten(tree, [new.pop(0) if i in places else counts.pop(0) for i in range(len(leaves))])
+    return slices.joined(*changed(slices.arrays, slices.counts, verdict))
+
+
+def _looked_at(change: Callable, sharding: NamedSharding, state, grads: list, verdict: Verdict) -> jax.Array:
+    """Returns of each device whether its part of one parameter stays finite; arguments as `_streamed`."""
+    slices, everywhere = _Slices.of(state, grads), PartitionSpec()
+    look = jax.shard_map(
+        partial(_look, partial(slices.changed, change)),
+        mesh=sharding.mesh,
+        in_specs=(sharding.spec, everywhere, everywhere),
+        out_specs=PartitionSpec(sharding.mesh.axis_names),
+        check_vma=False,
+    )
+    return look(slices.arrays, slices.counts, verdict)
+
+
+def _cut(arrays: list[jax.Array]) -> tuple[list[jax.Array], int, int]:
+    """Returns arrays of rows, the number of slices, and the rows of each."""
+    num_slices, rows = slices_of(arrays[0].shape, arrays[0].dtype.itemsize)
+    return [lax.reshape(x, (num_slices * rows, x.shape[-1])) for x in arrays], num_slices, rows
+
+
+def _fetch(arrays: list[jax.Array], index, rows: int) -> list[jax.Array]:
+    return [to_device(lax.dynamic_slice_in_dim(x, index * rows, rows)) for x in arrays]
+
+
+def _look(change: Callable, arrays: list[jax.Array], counts: list[jax.Array], verdict: Verdict) -> jax.Array:
+    """Returns whether this device's part of a parameter stays finite, [1]."""
+    arrays, num_slices, rows = _cut(arrays)
+
+    def iteration(index, carry):
+        stays, here = carry
+        coming = _fetch(arrays, index + 1, rows)
+        return stays & are_finite(change(here, counts, verdict)), coming
+
+    first = jnp.array(True), _fetch(arrays, 0, rows)
+    stays, here = lax.fori_loop(0, num_slices - 1, iteration, first)
+    return (stays & are_finite(change(here, counts, verdict))).reshape(1)
 
 
 def _stream(change: Callable, arrays: list[jax.Array], counts: list[jax.Array], verdict: Verdict):
     """Changes this device's part of a parameter; the last of the arrays is the gradient, which is only read."""
-    shape, itemsize = arrays[0].shape, arrays[0].dtype.itemsize
-    num_slices, rows = slices_of(shape, itemsize)
-    arrays = [lax.reshape(x, (num_slices * rows, shape[-1])) for x in arrays]
-
-    def fetch(arrays, index):
-        return [to_device(lax.dynamic_slice_in_dim(x, index * rows, rows)) for x in arrays]
+    shape = arrays[0].shape
+    arrays, num_slices, rows = _cut(arrays)
 
     def write(arrays, index, new):
         *state, grad = arrays
@@ -152,7 +266,7 @@ def _stream(change: Callable, arrays: list[jax.Array], counts: list[jax.Array], 
 
     def iteration(index, carry):
         arrays, here = carry
-        *coming, grad = fetch(arrays, index + 1)
+        *coming, grad = _fetch(arrays, index + 1, rows)
         new, _ = change(here, counts, verdict)
         # Without a barrier XLA may write before it reads, and copies the whole array. With a barrier for each array one
         # is written while the next one comes.
@@ -160,7 +274,7 @@ def _stream(change: Callable, arrays: list[jax.Array], counts: list[jax.Array], 
         new, coming = ([pair[at] for pair in pairs] for at in (0, 1))
         return write(arrays, index, new), [*coming, grad]
 
-    arrays, here = lax.fori_loop(0, num_slices - 1, iteration, (arrays, fetch(arrays, 0)))
+    arrays, here = lax.fori_loop(0, num_slices - 1, iteration, (arrays, _fetch(arrays, 0, rows)))
     new, counts = change(here, counts, verdict)
     *state, _ = write(arrays, num_slices - 1, new)
     return [lax.reshape(x, shape) for x in state], counts

@@ -180,8 +180,9 @@ def head_in_a_shard(folder):
     head = {"lm_head.weight": load_file(folder / "model.safetensors")["lm_head.weight"]}
     break_tensor(folder, "lm_head.weight", lambda tensors, name: tensors.pop(name))
     names = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
     save_file(head, folder / "b.safetensors")
-    files = dict.fromkeys(names, "model.safetensors") | dict.fromkeys(head, "b.safetensors")
+    files = dict.fromkeys(names, "a.safetensors") | dict.fromkeys(head, "b.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": files}))
 
 
@@ -313,7 +314,7 @@ BROKEN = {
     "truncated": (truncate, "must be whole safetensors, got a torn file"),
     "absent shard": (name_absent_shard, "got no b.safetensors in"),
     "index of nothing": (
-        lambda f: (f / INDEX).write_text("{}"),
+        lambda f: ((f / "model.safetensors").unlink(), (f / INDEX).write_text("{}")),
         "must be JSON with a weight_map",
     ),
     "fp8": (

@@ -137,7 +137,8 @@ class DataConfig(Section):
         text_key: key of the text in a JSON line, or column of the text in a Parquet file.
         ignore_keys: keys of rows and of messages that are ignored, although they may say what is trained; a list.
         start_token: token that begins every document of text; "auto": the tokenizer's own; null: none.
-        end_token: token that ends every document of text; "auto": the tokenizer's own; null: none.
+        end_token: token that ends every document of text; "auto": `eos_token` of the tokenizer's folder, or what the
+            tokenizer adds if this stops generation or no `eos_token` is named; null: none.
         token_dtype: dtype of the tokens in a .bin file.
         separator: token id that ends a document in a .npy or .bin file; at least 0; null: the file is one document.
         pack: how documents fill sequences: "whole" packs them by best fit and cuts only those longer than a sequence,

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from sppo_jax.config.data import BYTES, DataConfig
+from sppo_jax.config.data import DataConfig
 from sppo_jax.data.cache import Writer
 from sppo_jax.data.chat import Chat, Rendered
 from sppo_jax.data.chat_controls import ControlTokens, warn_of_controls
 from sppo_jax.data.chat_newest import newest_turns
 from sppo_jax.data.chat_rows import chat_of, rows_of
 from sppo_jax.data.chat_spans import overlaps, whole_turns
-from sppo_jax.data.chat_template import ChatTemplate
 from sppo_jax.data.chat_thoughts import count_thoughts, warn_of_thoughts
 from sppo_jax.data.conversation_rows import with_messages
 from sppo_jax.data.corpus import Corpus, corpus_of
@@ -29,8 +28,8 @@ from sppo_jax.data.loss_keys import ignored_key
 from sppo_jax.data.mask_bit import join_words
 from sppo_jax.data.parts import Job, tokenized
 from sppo_jax.data.progress import Progress, total_bytes
-from sppo_jax.files import parse_json
-from sppo_jax.paths import file_error, local_path
+from sppo_jax.data.stop_tokens import warn_of_no_stop
+from sppo_jax.data.template_places import Templates, read_template
 
 _BATCH = 64
 _FORMAT = 4  # of the words in the cache
@@ -77,19 +76,22 @@ def _digest(crc: int, chat: dict[str, Any]) -> str:
 
 def chat_job(config: DataConfig, files: Sequence[File], encoder: Encoder, length: int) -> Job:
     """Returns how the conversations of files become tokens; see `load_chats`."""
-    source, name, variables = read_template(config)
+    found = read_template(config)
     config = dataclasses.replace(config, chat=config.chat.resolved())
-    chat = config.chat
-    template = ChatTemplate(source, name=name, variables=variables, date=chat.date, train_on=chat.train_on)
+    chat, template = config.chat, Templates(found, config)
+    warn_of_no_stop(template, encoder)
     key = {
         "files": [file.key for file in files],
         "begins": beginnings(files),
-        "encoder": encoder.key,
-        "chat": dataclasses.asdict(chat) | {"template": source, "variables": variables, "format": _FORMAT},
+        "encoder": encoder.rendered_key,
+        # The fingerprint has this part too, so what is read since it was made comes behind it.
+        "chat": dataclasses.asdict(chat) | {"template": found.text, "variables": found.settings, "format": _FORMAT},
         "length": length if chat.too_long != "cut" else None,
         "counts": "control tokens",
         **ignored_key(config),
         **({"rows": config.format} if config.format in ("prompt", "alpaca") else {}),
+        **({"variables": found.variables} if found.variables != found.settings else {}),
+        **({"for tools": found.for_tools} if found.for_tools is not None else {}),
     }
 
     def tokenize(some: Sequence[File], writer: Writer) -> None:
@@ -107,44 +109,8 @@ def chat_job(config: DataConfig, files: Sequence[File], encoder: Encoder, length
     return Job(files=files, key=key, dtype=np.dtype(np.uint32), tokenize=tokenize, check=check)
 
 
-def read_template(config: DataConfig) -> tuple[str, str, dict[str, Any]]:
-    """Returns the text of the template, its name, and the variables that it may read.
-
-    Raises:
-        ValueError: there is no template.
-    """
-    folder = local_path(config.tokenizer, "data.tokenizer") if config.tokenizer not in (None, BYTES) else None
-    folder = folder.parent if folder and not folder.is_dir() else folder
-    settings: dict[str, Any] = {}
-    if folder and (folder / "tokenizer_config.json").is_file():
-        settings = parse_json((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    special = {key: value for key, value in settings.items() if key.endswith("_token")}
-    special = {key: value["content"] if isinstance(value, dict) else value for key, value in special.items()}
-    variables = {key: value for key, value in special.items() if isinstance(value, str)} | config.chat.values
-    if config.chat.template != "auto":
-        path = local_path(config.chat.template, "data.chat.template")
-    elif folder and (folder / "chat_template.jinja").is_file():
-        path = folder / "chat_template.jinja"
-    else:
-        found = settings.get("chat_template")
-        if isinstance(found, list):
-            found = {one.get("name"): one.get("template") for one in found}.get("default")
-        if not isinstance(found, str):
-            raise ValueError(
-                f"data.chat.template must be a path where the tokenizer has no chat template, got auto and {folder}; "
-                "name a file"
-            )
-        return found, f"{folder}/tokenizer_config.json", variables
-    try:
-        return path.read_text(encoding="utf-8"), str(path), variables
-    except (OSError, UnicodeDecodeError) as error:
-        if isinstance(error, OSError):
-            raise file_error("data.chat.template must be readable", path, error, "choose another file") from error
-        raise ValueError(f"data.chat.template must be UTF-8, got {path}; choose another file") from error
-
-
 def _tokenize(
-    files: Sequence[File], config: DataConfig, template: ChatTemplate, encoder: Encoder, writer: Writer, length: int
+    files: Sequence[File], config: DataConfig, template: Templates, encoder: Encoder, writer: Writer, length: int
 ) -> None:
     """Writes the words of all conversations, and counts."""
     found, controls = Learned(marks=(template.whose_marks,)), ControlTokens(encoder)
@@ -157,7 +123,7 @@ def _tokenize(
                 progress.add_tokens(size)
                 if size > length and config.chat.too_long == "newest":
                     with _told(where):
-                        rendered, located = newest_turns(template, encoder, chat, rendered, located, length)
+                        rendered, located = newest_turns(template.of(chat), encoder, chat, rendered, located, length)
                 learned = overlaps(located, rendered.trained)
                 kept = _kept(config, rendered, located, learned, length, where)
                 found += count(learned, kept, length, size=size) + controls.count(chat)
@@ -174,7 +140,7 @@ def _tokenize(
 
 
 def _batches(
-    files: Sequence[File], config: DataConfig, template: ChatTemplate, left_out: Tally, progress: Progress
+    files: Sequence[File], config: DataConfig, template: Templates, left_out: Tally, progress: Progress
 ) -> Iterator[list[tuple[int, str, Chat, Rendered]]]:
     """Gives conversations, also as text, with the number of their file and their place."""
     batch: list[tuple[int, str, Chat, Rendered]] = []

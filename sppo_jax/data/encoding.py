@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,7 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from sppo_jax.config.data import BYTES, DataConfig
-from sppo_jax.paths import file_error, local_path
+from sppo_jax.data.tokenizer_file import open_tokenizer
+from sppo_jax.paths import local_path
 
 # Bytes are tokens 0..255. Every document of bytes begins with this token, so that the first byte is predicted too.
 START_TOKEN = 256
@@ -37,18 +37,26 @@ class Encoder(Protocol):
         name: the name of the encoder in messages.
         key: a text that differs between encoders that give different tokens.
         num_ids: tokens lie in 0..num_ids-1.
+        rendered_key: as `key`, for text that is rendered with its end, such as conversations.
         start: tokens that every document begins with.
         end: tokens that every document ends with.
+        end_once: whether a document that ends with `end` already gets no other.
+        own_end: tokens that every document would end with if no `eos_token` were added.
         special: tokens that are no part of a text, such as one that ends a turn.
+        stops: tokens at which transformers stops generating.
         tokens_join: whether the tokens of a text's pieces, end to end, are those of the text.
     """
 
     name: str
     key: str
     num_ids: int
+    rendered_key: str
     start: tuple[int, ...]
     end: tuple[int, ...]
+    end_once: bool
+    own_end: tuple[int, ...]
     special: frozenset[int]
+    stops: frozenset[int]
     tokens_join: bool
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -64,13 +72,21 @@ class Encoder(Protocol):
         ...
 
 
+def end_after(encoder: Encoder, tokens: np.ndarray) -> tuple[int, ...]:
+    """Returns the tokens that end a document whose text ends with some tokens."""
+    return () if encoder.end_once and tokens[-1:].tolist() == list(encoder.end) else encoder.end
+
+
 class BytesEncoder:
     """Bytes of UTF-8 as tokens; a file that is not UTF-8 keeps its own bytes."""
 
-    name, key, num_ids = "bytes", "bytes", START_TOKEN + 1
+    name, key, rendered_key, num_ids = "bytes", "bytes", "bytes", START_TOKEN + 1
     start: tuple[int, ...] = (START_TOKEN,)
     end: tuple[int, ...] = ()
+    own_end: tuple[int, ...] = ()
+    end_once = False
     special: frozenset[int] = frozenset({START_TOKEN})
+    stops: frozenset[int] = frozenset()
     tokens_join = True
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -122,34 +138,40 @@ class _FileLocated:
 
 
 class FileEncoder:
-    """A tokenizer.json of the tokenizers library, never truncating or padding."""
+    """A tokenizer.json of the tokenizers library, or a folder with one, never truncating or padding."""
 
     tokens_join = False
 
-    def __init__(self, path: Path, *, start_token: str | None, end_token: str | None) -> None:
+    def __init__(
+        self, path: Path, *, start_token: str | None, end_token: str | None, num_rows: int | None = None
+    ) -> None:
         """Reads the tokenizer.
 
         Args:
-            path: the file.
+            path: the file; or a Hugging Face folder, of which all is read that transformers reads.
             start_token: token that documents begin with; "auto": the tokens that the tokenizer adds; None: no token.
-            end_token: token that documents end with; "auto" and None as for start_token.
+            end_token: token that documents end with; "auto": the folder's `eos_token`, or the tokens that the tokenizer
+                adds where there is none or where they stop generation already; None: no token.
+            num_rows: rows of the model's embedding; tokens that only a folder's other files add need one.
 
         Raises:
             ValueError: the file is missing or broken, or lacks a token; or the tokenizers library is not installed.
         """
-        self.name, self._path = str(path), path
-        text = _read(path)
-        self._tokenizer = _parse(text, path)
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        opened = open_tokenizer(path, num_rows)
+        self.name, self._path, self._tokenizer = str(opened.path), opened.path, opened.tokenizer
         self.num_ids = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special = frozenset(number for number, token in added.items() if token.special)
-        start, end = self._added()
+        self.stops = opened.stops
+        start, own_end = self._added()
         self.start = start if start_token == "auto" else self._ids("data.start_token", start_token)
-        self.end = end if end_token == "auto" else self._ids("data.end_token", end_token)
+        self.own_end = own_end if end_token == "auto" else self._ids("data.end_token", end_token)
+        self.end, self.end_once = self.own_end, False
+        if end_token == "auto" and opened.eos is not None and not self.stops.intersection(own_end[-1:]):
+            self.end, self.end_once = (opened.eos,), True
         # The number is that of the way in which tokens of pieces are joined.
-        self.key = f"{hashlib.sha256(text).hexdigest()} {self.start} {self.end} 2"
+        self.rendered_key = f"{opened.digest} {self.start} {self.own_end} 2{opened.additions}"
+        self.key = f"{opened.digest} {self.start} {self.end} 2{opened.additions}" + " once" * self.end_once
 
     def _added(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Finds the tokens that the tokenizer itself puts around a text."""
@@ -202,35 +224,11 @@ def open_encoder(config: DataConfig, *, vocab_size: int) -> Encoder:
         encoder: Encoder = BytesEncoder()
     else:
         path = local_path(config.tokenizer or "", "data.tokenizer")
-        path = path / "tokenizer.json" if path.is_dir() else path
-        encoder = FileEncoder(path, start_token=config.start_token, end_token=config.end_token)
+        ends = {"start_token": config.start_token, "end_token": config.end_token}
+        encoder = FileEncoder(path, **ends, num_rows=vocab_size)
     if encoder.num_ids > vocab_size:
         raise ValueError(
             f"model.vocab_size must be above {encoder.num_ids - 1}, the largest token of {encoder.name}, "
             f"got {vocab_size}; raise model.vocab_size to at least {encoder.num_ids}"
         )
     return encoder
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        rule = "data.tokenizer must be a readable tokenizer.json or a directory with one"
-        raise file_error(rule, path, error, "choose another file") from error
-
-
-def _parse(text: bytes, path: Path) -> Any:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise ValueError(
-            "data.tokenizer needs the tokenizers library, which is not installed; run pip install tokenizers"
-        ) from None
-    try:
-        return Tokenizer.from_buffer(text)
-    except Exception as error:  # the library raises bare exceptions
-        raise ValueError(
-            f"data.tokenizer must be a tokenizer.json of the tokenizers library, got {path} ({error}); "
-            "choose another file"
-        ) from error

@@ -12,7 +12,7 @@ from sppo_jax.data.cache import Writer
 from sppo_jax.data.chat_rows import rows_of
 from sppo_jax.data.chat_spans import overlaps
 from sppo_jax.data.corpus import Corpus
-from sppo_jax.data.encoding import Encoder, Located
+from sppo_jax.data.encoding import Encoder, Located, end_after
 from sppo_jax.data.folders import File, beginnings, unchanged
 from sppo_jax.data.learned import learned_of
 from sppo_jax.data.left_out import SAYS_SO, Tally
@@ -83,7 +83,7 @@ def _documents(
 def _with_ends(encoder: Encoder, located: Located, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the tokens of a text that begins and ends as texts do, and which are learned: from character first on."""
     learned = overlaps(located, [(first, last)] if first < last else [])
-    start, end = np.array(encoder.start, np.int64), np.array(encoder.end, np.int64)
+    start, end = np.array(encoder.start, np.int64), np.array(end_after(encoder, located.tokens), np.int64)
     tokens = np.concatenate([start, located.tokens, end])
     return tokens, np.concatenate([np.zeros(len(start), bool), learned, np.ones(len(end), bool)])
 

@@ -1,47 +1,45 @@
-"""The chat template that a run was trained with, and the tokens with which its answers stop."""
+"""The tokens with which answers of conversations stop."""
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 
-from sppo_jax.config.data import DataConfig
+from sppo_jax.config.data import BYTES
 from sppo_jax.data.chat import ASSISTANT, Chat, Message
 from sppo_jax.data.chat_spans import overlaps
 from sppo_jax.data.chat_template import ChatTemplate
-from sppo_jax.data.chats import read_template
 from sppo_jax.data.encoding import Encoder
-from sppo_jax.data.row_kinds import kind_of
-from sppo_jax.data.sources import LIBRARY, find_files
+from sppo_jax.data.template_places import Templates
 
 _CALL = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {"a": 1}}}
 _QUESTION: Message = {"role": "user", "content": "a"}
 
 
-def has_chats(data: DataConfig) -> bool:
-    """Returns whether a config trains on conversations; where its files are gone, whether it names a template."""
-    try:
-        for name in data.sources:
-            own = data.with_settings(data.settings_of(name, data.source))
-            if name not in (LIBRARY, "recall") and any(kind_of(own, file) == "chat" for file in find_files(name)[0]):
-                return True
-    except ValueError:
-        return data.chat.template != "auto" or data.format in ("chat", "alpaca")
-    return False
-
-
-def template_of(data: DataConfig) -> tuple[str, ChatTemplate]:
-    """Returns the text of the template that conversations are written with, and the template.
-
-    Raises:
-        ValueError: there is no template any more.
-    """
-    source, name, variables = read_template(data)
-    chat = data.chat
-    return source, ChatTemplate(source, name=name, variables=variables, date=chat.date, train_on=chat.train_on)
-
-
 def stop_tokens(template: ChatTemplate, encoder: Encoder) -> tuple[int, ...]:
     """Returns the special tokens that end an answer and a call of a tool, as the template writes them."""
+    return tuple(dict.fromkeys(token for token in _last_tokens(template, encoder) if token in encoder.special))
+
+
+def warn_of_no_stop(templates: Templates, encoder: Encoder) -> None:
+    """Warns if what is learned of a turn ends without a token that stops generation; bytes have no such token."""
+    if encoder.name == BYTES:
+        return
+    for template in filter(None, (templates.default, templates.for_tools)):
+        last = [token for token in _last_tokens(template, encoder) if token not in encoder.special | encoder.stops]
+        if last:
+            warnings.warn(
+                "what is learned of a turn should end with a token that stops generation, got "
+                f"{encoder.decode(np.array(last[:1]))!r} at the end with {template.name}: the model does not learn to "
+                "stop; name an eos_token in tokenizer_config.json that the template writes, or name a template with "
+                "data.chat.template that ends turns with a special token",
+                stacklevel=4,
+            )
+
+
+def _last_tokens(template: ChatTemplate, encoder: Encoder) -> list[int]:
+    """Returns the last token that is learned of an answer and of a call of a tool, spaces left out."""
     found: list[int] = []
     for answer in ({"content": "b"}, {"content": "", "tool_calls": [_CALL]}):
         try:
@@ -52,7 +50,6 @@ def stop_tokens(template: ChatTemplate, encoder: Encoder) -> tuple[int, ...]:
         for at in reversed(np.flatnonzero(overlaps(located, rendered.trained)).tolist()):
             first, last = located.span(at)
             if rendered.text[first:last].strip():
-                token = int(located.tokens[at])
-                found += [token] if token in encoder.special else []
+                found.append(int(located.tokens[at]))
                 break
-    return tuple(dict.fromkeys(found))
+    return found

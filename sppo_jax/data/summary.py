@@ -66,7 +66,7 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The start of a piece of text: its place, its number of tokens, and its first characters."""
+    """The start or the end of a piece of text: its place, its number of tokens, and its first or last characters."""
 
     where: str
     tokens: int
@@ -89,6 +89,7 @@ class Summary:
         percentiles: percent, and the tokens that as many percent of the documents do not exceed.
         conversation: a document with tokens that are not learned; None: there is none.
         documents: the beginnings of some documents.
+        ends: the ends of the same documents.
         sequence: number of the sequence, among the first few, that holds the most pieces.
         pieces: the beginnings of the pieces of this sequence.
         num_pieces: number of pieces of this sequence.
@@ -106,6 +107,7 @@ class Summary:
     percentiles: tuple[tuple[int, int], ...]
     conversation: Conversation | None
     documents: tuple[Sample, ...]
+    ends: tuple[Sample, ...]
     sequence: int
     pieces: tuple[Sample, ...]
     num_pieces: int
@@ -137,6 +139,7 @@ def summarize(config: Config, data: Data) -> Summary:
     sources = tuple(_source(*each) for each in zip(data.sources, drawn, strict=True))
     filled = sum(count * source.filled for count, source in zip(epoch_drawn, sources, strict=False)) / len(rows)
     sequence, pieces, num_pieces = _pieces(data)
+    documents, ends = _documents(data, config.data.seed)
     return Summary(
         length=config.sequence.length,
         pack=config.data.pack,
@@ -148,7 +151,8 @@ def summarize(config: Config, data: Data) -> Summary:
         histogram=_histogram(data),
         percentiles=percentiles(data),
         conversation=conversation_of(data, config.data.seed),
-        documents=_documents(data, config.data.seed),
+        documents=documents,
+        ends=ends,
         sequence=sequence,
         pieces=pieces,
         num_pieces=num_pieces,
@@ -176,6 +180,7 @@ def drawn(config: Config, data: Data) -> Summary:
         percentiles=(),
         conversation=None,
         documents=(),
+        ends=(),
         sequence=sequence,
         pieces=pieces,
         num_pieces=num_pieces,
@@ -222,18 +227,23 @@ def _histogram(data: Data) -> tuple[Bucket, ...]:
     )
 
 
-def _documents(data: Data, seed: int) -> tuple[Sample, ...]:
-    """Samples documents of all sources in turn."""
-    samples, sources = [], _training(data)
+def _documents(data: Data, seed: int) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
+    """Samples the beginnings, and the ends, of documents of all sources in turn."""
+    beginnings, ends, sources = [], [], _training(data)
     for turn in range(max(_NUM_DOCUMENTS, len(sources))):
         number, at = divmod(turn, len(sources))
         name, corpus = sources[at]
         if number < corpus.num_documents:
             document = permuted(number, corpus.num_documents, key_of(seed))
             start, end = int(corpus.starts[document]), int(corpus.ends[document])
-            text = data.decode(split_words(corpus.read(start, min(end, start + _SAMPLE_TOKENS)))[0].astype(np.int64))
-            samples.append(Sample(where=name, tokens=end - start, text=text))
-    return tuple(samples)
+            beginnings.append(_sample(data, name, corpus, (start, end), (start, min(end, start + _SAMPLE_TOKENS))))
+            ends.append(_sample(data, name, corpus, (start, end), (max(start, end - _SAMPLE_TOKENS), end)))
+    return tuple(beginnings), tuple(ends)
+
+
+def _sample(data: Data, name: str, corpus: Corpus, document: tuple[int, int], part: tuple[int, int]) -> Sample:
+    text = data.decode(split_words(corpus.read(*part))[0].astype(np.int64))
+    return Sample(where=name, tokens=document[1] - document[0], text=text)
 
 
 def _pieces(data: Data) -> tuple[int, tuple[Sample, ...], int]:

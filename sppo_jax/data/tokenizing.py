@@ -8,7 +8,7 @@ import numpy as np
 
 from sppo_jax.config.data import DataConfig
 from sppo_jax.data.cache import Writer
-from sppo_jax.data.encoding import Encoder
+from sppo_jax.data.encoding import Encoder, end_after
 from sppo_jax.data.folders import File, unchanged
 from sppo_jax.data.left_out import NO_TOKENS, Tally, as_facts
 from sppo_jax.data.progress import Progress, total_bytes
@@ -39,7 +39,7 @@ def tokenize(files: Sequence[File], encoder: Encoder, writer: Writer, *, config:
             encoded = stitcher.encode([(piece, is_last) for _, piece, is_last in batch])
             parts, ends, before = [], [], num_tokens
             for (number, _, is_last), tokens in zip(batch, encoded, strict=True):
-                around = (encoder.start if begins else ()), (encoder.end if is_last else ())
+                around = (encoder.start if begins else ()), (end_after(encoder, tokens) if is_last else ())
                 parts += [np.array(around[0], np.int64), tokens, np.array(around[1], np.int64)]
                 num_tokens += len(tokens) + len(around[0]) + len(around[1])
                 begins = is_last

@@ -15,6 +15,7 @@ from sppo_jax.config.hf_experts import DEQUANTIZE
 from sppo_jax.files import parse_json
 from sppo_jax.models.hf_experts import QUANTIZED
 from sppo_jax.models.hf_form import Form, folder_form
+from sppo_jax.models.hf_sets import INDEX, INDEX_SUFFIX, tell_of_other_sets, weights_file
 from sppo_jax.models.hf_tensors import NO_PARAMETERS, tensor_shapes
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ _LEFT_OUT = re.compile(r"(?:model\.)?(vision_tower|multi_modal_projector|visual|
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Elements of two tensors that are compared at a time.
 _BLOCK_ELEMENTS = 1 << 24
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -67,7 +67,9 @@ class TensorFolder:
         self._library = import_safetensors()
         self._folder = folder
         self._files: dict[Path, Any] = {}
+        self._weights = weights_file(folder)
         found = self._find()
+        self._paths = set(found.values())
         left_out = {name: match.group(1) for name in found if (match := _LEFT_OUT.match(name))}
         self._left_out = Counter(left_out.values())
         self._stored = {_text_name(name): name for name in found if name not in left_out}
@@ -75,22 +77,9 @@ class TensorFolder:
 
     def _find(self) -> dict[str, Path]:
         """Returns the file of each tensor."""
-        index, single = self._folder / INDEX, self._folder / WEIGHTS
-        if index.is_file():
-            return {name: self._folder / file for name, file in _read_index(index).items()}
-        if single.is_file():
-            return dict.fromkeys(self._open(single).keys(), single)
-        torch_files = sorted(path.name for path in self._folder.glob("*.bin"))
-        if torch_files:
-            raise ValueError(
-                f"weights must be safetensors, got {torch_files[0]} in {self._folder}; load the model with "
-                "transformers "
-                "and save the model with save_pretrained, or download safetensors of the model"
-            )
-        raise ValueError(
-            f"a Hugging Face model must have {WEIGHTS} or {INDEX}, got {self._folder} with neither; download the "
-            "weights"
-        )
+        if self._weights.name.endswith(INDEX_SUFFIX):
+            return {name: self._folder / file for name, file in _read_index(self._weights).items()}
+        return dict.fromkeys(self._open(self._weights).keys(), self._weights)
 
     def _open(self, path: Path) -> Any:
         if path not in self._files:
@@ -166,6 +155,7 @@ class TensorFolder:
                 f"every tensor of {self._folder} must have a place in the model, got {unused[0]} without a place "
                 f"({len(unused)} in all); choose a model of this family without such tensors"
             )
+        tell_of_other_sets(self._folder, self._weights, self._paths)
         if self._left_out:
             parts = " and ".join(f"{part} ({count} tensors)" for part, count in sorted(self._left_out.items()))
             warnings.warn(f"{self._folder} has {parts}, left out here: the language model is imported", stacklevel=2)
@@ -208,7 +198,9 @@ def form_like(folder: Path | None, family: str) -> Form:
     plain = Form("interleaved" if own.fused_experts == "interleaved" else "separate", own.delta or "apart")
     if plain.experts == "interleaved" or not (own.fused_experts or own.delta) or folder is None:
         return plain
-    if not any((folder / name).is_file() for name in (INDEX, WEIGHTS)):
+    try:
+        weights_file(folder)
+    except ValueError:  # a folder without weights
         return plain
     return TensorFolder(folder).form if read_config(folder).get("model_type") == family else plain
 

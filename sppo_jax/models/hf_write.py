@@ -21,10 +21,11 @@ from sppo_jax.config.hf_export import shape_to_hf
 from sppo_jax.config.model import ModelConfig
 from sppo_jax.models.counts import num_params
 from sppo_jax.models.decoder import Decoder
-from sppo_jax.models.hf_folder import DTYPES, INDEX, WEIGHTS, form_like
+from sppo_jax.models.hf_folder import DTYPES, form_like
 from sppo_jax.models.hf_form import Form
 from sppo_jax.models.hf_read import path_name, shapes_by_path
 from sppo_jax.models.hf_rules import to_tensor
+from sppo_jax.models.hf_sets import INDEX, WEIGHTS
 from sppo_jax.models.hf_tensors import Place, parameter_shapes, places, sizes_of, tensor_shapes
 from sppo_jax.models.hf_tokenizer import copy_tokenizer, set_length
 from sppo_jax.paths import local_path

@@ -19,8 +19,9 @@ from sppo_jax.plan.plan import Plan
 
 # What else a directory holds if a run wrote its config.yaml.
 _OF_RUNS = ("plan.json", "metrics.jsonl", "events.jsonl", "checkpoints")
-# Where the documents and their tokenizer lie: they may move, and the fingerprint of the data says if they are the same.
-_PLACES = ("source", "validation_source", "tokenizer")
+# Where the documents and their tokenizer lie, and how texts end: these may change, and the fingerprint of the data says
+# if the documents are the same.
+_PLACES = ("source", "validation_source", "tokenizer", "end_token")
 # Sections that must not change when a run continues, because weights or data depend on them, with the exceptions.
 _FIXED_SECTIONS = {
     "model": ("kernel", "check_kernels", "compute_dtype", "preset", "hf", "init_scale"),

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from sppo_jax import distributed
 from sppo_jax.config import Config
+from sppo_jax.data.ends import earlier_end_token
 from sppo_jax.data.flex import FlexRows, check_start, window_pieces
 from sppo_jax.data.loader import Loader
 from sppo_jax.data.open import open_data
@@ -192,10 +193,12 @@ def begin(experiment: Experiment, run_dir: Path) -> Start:
 def _go_on(experiment: Experiment, restored: Restored, directory: Path, notes: list[str]) -> Start:
     step, fingerprint = int(restored.run["step"]), restored.run["data"]["fingerprint"]
     if fingerprint != experiment.data_fingerprint:
+        earlier = earlier_end_token(experiment.config)
+        ends = f"set data.end_token={earlier} if the run began before texts ended with the tokenizer's eos_token, "
         raise ValueError(
             "the documents must be those with which the run started, got other documents (fingerprint "
-            f"{experiment.data_fingerprint}, not {fingerprint}); name the old documents with data.source, or choose "
-            "another --run-dir"
+            f"{experiment.data_fingerprint}, not {fingerprint}); {ends if earlier else ''}name the old documents with "
+            "data.source, or choose another --run-dir"
         )
     if experiment.plan.groups == "flex":
         check_start(restored.run["data"]["sequence"], experiment.plan.num_sequences)

@@ -28,6 +28,7 @@ def data_text(summary: Summary, *, colour: bool = False) -> str:
             f"Lengths of the documents to train on, in tokens\n{_histogram(summary)}\n{_percentiles(summary)}",
             *learned_text(summary, colour=colour),
             f"How documents begin\n{_samples('source', summary.documents)}",
+            f"How documents end\n{_samples('source', summary.ends, ends=True)}",
             _first_sequence(summary),
         ]
     )
@@ -132,23 +133,37 @@ def _first_sequence(summary: Summary) -> str:
     return f"{title}\n{_samples('at', summary.pieces)}"
 
 
-def _samples(title: str, samples: tuple[Sample, ...]) -> str:
+def _samples(title: str, samples: tuple[Sample, ...], *, ends: bool = False) -> str:
     places = _shortened([sample.where for sample in samples], 34)
     sizes = [f"{sample.tokens:,}" for sample in samples]
     room = WIDTH - 6 - max(map(len, (*places, title))) - max(map(len, (*sizes, "tokens")))
-    rows = [[place, size, _line(sample.text, room)] for place, size, sample in zip(places, sizes, samples, strict=True)]
+    show = _last_line if ends else _line
+    rows = [[place, size, show(sample.text, room)] for place, size, sample in zip(places, sizes, samples, strict=True)]
     return aligned([title, "tokens", "text"], rows, left=(0, 2))
 
 
 def _line(text: str, width: int) -> str:
     """Returns the start of a text in one line, with unprintable characters escaped."""
     shown = ""
-    for char in text:
-        char = char if char.isprintable() and char != "\\" else char.encode("unicode_escape").decode()
+    for char in map(_shown, text):
         if len(shown) + len(char) > width - 3:
             return f"{shown}..."
         shown += char
     return shown
+
+
+def _last_line(text: str, width: int) -> str:
+    """Returns the end of a text in one line, as `_line` its start."""
+    shown = ""
+    for char in map(_shown, reversed(text)):
+        if len(shown) + len(char) > width - 3:
+            return f"...{shown}"
+        shown = char + shown
+    return shown
+
+
+def _shown(char: str) -> str:
+    return char if char.isprintable() and char != "\\" else char.encode("unicode_escape").decode()
 
 
 def _count(value: int) -> str:

@@ -1,0 +1,65 @@
+"""Whether a run reads text or conversations; how its texts end, and how those of an earlier version did."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import numpy as np
+
+from sppo_jax.config import Config
+from sppo_jax.config.data import DataConfig, Sources
+from sppo_jax.data.encoding import open_encoder
+from sppo_jax.data.open import with_tokenizer
+from sppo_jax.data.recall import RECALL
+from sppo_jax.data.row_kinds import Kind, kind_of
+from sppo_jax.data.sources import LIBRARY, find_files
+
+
+def has_kind(data: DataConfig, kinds: Collection[Kind], given: str | Sources, names: Iterable[str]) -> bool:
+    """Returns whether a source has files of some kinds.
+
+    Args:
+        data: how files are read.
+        kinds: what the rows of a file hold.
+        given: the setting that names the sources.
+        names: their names.
+
+    Raises:
+        ValueError: a source cannot be looked at.
+    """
+    for name in names:
+        own = data.with_settings(data.settings_of(name, given))
+        if name == RECALL:
+            continue
+        if "text" in kinds if name == LIBRARY else any(kind_of(own, file) in kinds for file in find_files(name)[0]):
+            return True
+    return False
+
+
+def has_chats(data: DataConfig) -> bool:
+    """Returns whether a config trains on conversations; where its files are gone, whether it names a template."""
+    try:
+        return has_kind(data, ["chat"], data.source, data.sources)
+    except ValueError:
+        return data.chat.template != "auto" or data.format in ("chat", "alpaca")
+
+
+def earlier_end_token(config: Config) -> str | None:
+    """Returns the data.end_token with which texts end as they did before auto was the folder's `eos_token`.
+
+    Returns:
+        The token, or null where texts ended with none. None: texts end as they did, or there is no text.
+    """
+    data = with_tokenizer(config)
+    sources = ((data.source, data.sources), (data.validation_source or {}, data.validation_sources))
+    try:
+        encoder = open_encoder(data, vocab_size=config.model.vocab_size)
+        if (
+            not encoder.end_once
+            or len(encoder.own_end) > 1
+            or not any(has_kind(data, ["text"], *one) for one in sources)
+        ):
+            return None
+    except ValueError:
+        return None
+    return f"'\"{encoder.decode(np.array(encoder.own_end))}\"'" if encoder.own_end else "null"

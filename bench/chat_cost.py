@@ -183,7 +183,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         tokenizer = write_tokenizer(folder, lines)
-        encoder = FileEncoder(folder / "tokenizer.json", start_token=None, end_token=None)
+        encoder = FileEncoder(folder, start_token=None, end_token=None)
         drawn = {turns: [draw(rng, lines, turns) for _ in range(count)] for turns, count in SIZES}
         rows = []
         for turns, conversations in drawn.items():

@@ -172,7 +172,7 @@ def main() -> None:
     tokenizer, rows = make_tokenizer(), []
     with tempfile.TemporaryDirectory() as place:
         tokenizer.save_pretrained(place)
-        encoder = FileEncoder(Path(place) / "tokenizer.json", start_token=None, end_token=None)
+        encoder = FileEncoder(Path(place), start_token=None, end_token=None)
     for folder in args.folders:
         for path in sorted(folder.rglob("*.jinja")):
             source = path.read_text(encoding="utf-8")

@@ -17,7 +17,10 @@ pytest.importorskip("transformers")
 pytest.importorskip("jinja2")
 import transformers
 from chat_cases import PLAIN, draw, make_tokenizer, without_regions
+from tokenizer_folders import CHATML, END, START, make_folder
 
+from sppo_jax.commands.finished_folder import _add_end_of_texts, _add_template
+from sppo_jax.config.data import ChatConfig, DataConfig
 from sppo_jax.data.chat_template import ChatTemplate
 from sppo_jax.data.encoding import BytesEncoder, FileEncoder
 from sppo_jax.data.stop_tokens import stop_tokens
@@ -154,3 +157,44 @@ def test_end_tokens_are_added_behind_those_of_the_base(tmp_path, generation, con
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     add_end_tokens(tmp_path, [7])
     assert read(tmp_path / "generation_config.json") == wanted
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_template_for_tools_goes_along_unless_the_run_had_a_template_of_its_own(tmp_path, own):
+    for name in ("default", "tool_use"):
+        (tmp_path / f"{name}.jinja").write_text(f"{name}: {CHATML}")
+    templates = [{"name": name, "template": f"{name}: {CHATML}"} for name in ("default", "tool_use")]
+    make_folder(tmp_path / "t", added=[START, END], settings={"chat_template": templates})
+    make_folder(tmp_path / "out", added=[START, END], settings={"chat_template": templates})
+    (tmp_path / "out" / "additional_chat_templates").mkdir()
+    (tmp_path / "out" / "additional_chat_templates" / "default.jinja").write_text("old")
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "a"}]}) + "\n")
+    chat = ChatConfig(template=str(tmp_path / "default.jinja") if own else "auto")
+    _add_template(
+        tmp_path / "out", DataConfig(source=str(tmp_path / "a.jsonl"), tokenizer=str(tmp_path / "t"), chat=chat)
+    )
+    back = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    messages = [{"role": "user", "content": "a"}]
+    wanted = {None: "default: ", ("f",): "default: " if own else "tool_use: "}
+    for tools, begins in wanted.items():
+        tools = [{"type": "function", "function": {"name": name}} for name in tools] if tools else None
+        assert back.apply_chat_template(messages, tools=tools, tokenize=False).startswith(begins)
+    assert read(tmp_path / "out" / "generation_config.json") == {"eos_token_id": [281]}
+
+
+@pytest.mark.parametrize(
+    ("row", "end_token", "wanted"),
+    [
+        ({"text": "a"}, "auto", [5, 1]),
+        ({"prompt": "a", "completion": "b"}, "auto", [5, 1]),
+        ({"text": "a"}, None, 5),
+        ({"text": "a"}, "a", 5),
+        ({"input_ids": [1, 2]}, "auto", 5),
+    ],
+)
+def test_the_token_that_ends_texts_stops_generation(tmp_path, row, end_token, wanted):
+    make_folder(tmp_path, settings={}, files={"generation_config.json": {"eos_token_id": 5}})
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    data = DataConfig(source=str(tmp_path / "a.jsonl"), tokenizer=str(tmp_path), end_token=end_token)
+    _add_end_of_texts(tmp_path, data)
+    assert read(tmp_path / "generation_config.json") == {"eos_token_id": wanted}

@@ -1,5 +1,8 @@
 """What rows and messages say about the loss is read, passed over or refused: every known key with every value."""
 
+import itertools
+import json
+
 import numpy as np
 import pytest
 from row_cases import opened, trained
@@ -7,9 +10,12 @@ from row_cases import opened, trained
 from sppo_jax.config import config_from_dict
 from sppo_jax.config.data import ChatConfig, DataConfig
 from sppo_jax.data.chat_rows import chat_of
+from sppo_jax.data.encoding import BytesEncoder
 from sppo_jax.data.left_out import SAYS_SO
 from sppo_jax.data.loss_keys import KEYS, ignored_key, names_of, per_message, row_trains, speaks_of_loss, with_train
 from sppo_jax.data.open import open_data
+from sppo_jax.data.sources import jobs_of
+from sppo_jax.data.token_rows import tokens_of
 
 YES = (True, 1, 1.0, "true", "True", " TRUE", "1", "1.0", np.int64(1), np.float32(1), np.array([1]), np.True_)
 NO = (False, 0, 0.0, "false", "False", "FALSE ", "0", "0.0", np.int64(0), np.float32(0), np.array([0]), np.False_)
@@ -59,6 +65,57 @@ def test_every_flag_of_a_row_by_every_value(key, kind):
     for value in WRONG:
         if kind != "tokens" or not isinstance(value, list) and np.size(value) == 1:
             one_line(lambda value=value: trains(value), f"{key} must be 0 or 1", f"data.ignore_keys=[{key}]")
+
+
+MASKS = names_of("tokens", "mask")
+
+
+def learned_of(row):
+    ((tokens, learned),), marks = tokens_of({"input_ids": [5, 6, 7, 8]} | row, 100, "a.jsonl line 7")
+    assert tokens.tolist() == [5, 6, 7, 8]
+    return learned.astype(int).tolist(), marks
+
+
+@pytest.mark.parametrize("key", MASKS)
+def test_every_mask_of_tokens_by_every_value(key):
+    wanted = [0, 1, 0, 1]
+    for mask in (
+        wanted,
+        [False, True, False, True],
+        [0.0, 1.0, 0.0, 1.0],
+        np.array(wanted),
+        np.array(wanted, np.float32),
+    ):
+        assert learned_of({key: mask}) == (wanted, (key,))
+    assert learned_of({key: [0] * 4})[0] == [0] * 4 and learned_of({key: [1] * 4})[0] == [1] * 4
+    for wrong in ([0.5] * 4, [-1, 1, 1, 1], [2, 1, 1, 1], [float("nan"), 1, 1, 1], [1e9, 0, 0, 0]):
+        one_line(lambda wrong=wrong: learned_of({key: wrong}), f"{key} must hold 0 and 1", f"ignore_keys=[{key}]")
+    for wrong in ([1] * 3, [1] * 5, []):
+        one_line(lambda wrong=wrong: learned_of({key: wrong}), f"{key} must be as long as the ids")
+    for wrong in ([[1] * 4], [[1], [0], [1], [1, 1]], ["1", "0", "1", "1"], [None, 1, 1, 1]):
+        one_line(lambda wrong=wrong: learned_of({key: wrong}), f"{key} must be a list of whole numbers")
+    if key not in names_of("row", "flag"):
+        for wrong in ("1", 1, True, {"a": 1}):
+            one_line(lambda wrong=wrong: learned_of({key: wrong}), f"{key} must be a list of whole numbers")
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(("labels", *MASKS), 2)))
+def test_tokens_are_learned_where_all_masks_say_so(first, second):
+    def says(key, mask):
+        return (
+            [token if one else -100 for token, one in zip([5, 6, 7, 8], mask, strict=True)] if key == "labels" else mask
+        )
+
+    assert learned_of({first: says(first, [0, 0, 1, 1]), second: [0, 1, 0, 1]}) == ([0, 0, 0, 1], (first, second))
+    assert learned_of({second: [0, 0, 1, 1], first: says(first, [0, 1, 0, 1])})[0] == [0, 0, 0, 1]
+    one_line(lambda: learned_of({first: says(first, [1] * 4), second: [0.5] * 4}), f"{second} must hold 0 and 1")
+
+
+def test_what_is_passed_over_says_nothing():
+    for value in ([1] * 4, [0, 1, 0, 1], 0, "x"):
+        assert learned_of({"special_tokens_mask": value}) == ([1] * 4, ("no labels: all tokens",))
+    assert names_of("tokens", "none") == ("special_tokens_mask",)
+    assert names_of("tokens", "padding") == ("attention_mask",)  # tests/test_data_row_documents.py
 
 
 @pytest.mark.parametrize("key", [name for key in KEYS if key.treatment == "refused" for name in key.names])
@@ -199,3 +256,13 @@ def test_the_name_of_an_entry_stays_where_nothing_is_ignored():
     assert ignored_key(DataConfig()) == {} and ignored_key(DataConfig(ignore_keys=("b", "a"))) == {
         "ignore_keys": ["a", "b"]
     }
+
+
+@pytest.mark.parametrize(
+    ("more", "again"), [({}, False), ({"id": 3}, False), ({"weight": 1}, True), ({"lossMask": 1}, True)]
+)
+def test_text_that_was_not_looked_at_is_tokenized_again(tmp_path, more, again):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "abc"} | more) + "\n")
+    config = DataConfig(source=str(tmp_path / "a.jsonl"), cache=str(tmp_path / "cache"))
+    (job,) = jobs_of(config, str(config.source), BytesEncoder, vocab_size=257, length=16)
+    assert ("rows" in job.key) == again

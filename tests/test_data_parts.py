@@ -127,7 +127,7 @@ CHATS = [
 TEMPLATE = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}|{% endif %}{% endfor %}"  # noqa: E501
 
 
-def test_parts_of_conversations_and_of_rows_of_tokens_join_too(tmp_path):
+def test_parts_of_conversations_of_rows_of_tokens_and_of_prompts_join_too(tmp_path):
     pytest.importorskip("jinja2")
     (tmp_path / "in").mkdir()
     (tmp_path / "template").write_text(TEMPLATE)
@@ -135,6 +135,9 @@ def test_parts_of_conversations_and_of_rows_of_tokens_join_too(tmp_path):
         (tmp_path / "in" / f"c{number}.jsonl").write_text(json.dumps(chat) + "\n")
         row = {"input_ids": [number + 5, 6, 7], "labels": [-100, 6, 7] if number % 2 else [-100] * 3}
         (tmp_path / "in" / f"t{number}.jsonl").write_text(json.dumps(row) + "\n")
+        (tmp_path / "in" / f"p{number}.jsonl").write_text(
+            json.dumps({"prompt": f"q{number}", "completion": "a"}) + "\n"
+        )
     data = {"chat": {"template": str(tmp_path / "template")}, "validation_fraction": 0.1, "tokenizer": "bytes"}
     whole = open_data(config_of(tmp_path, tmp_path / "whole", **data))
     config = config_of(tmp_path, tmp_path / "parts", **data)

@@ -96,6 +96,11 @@ def test_a_directory_that_cannot_be_one_is_refused(tmp_path, monkeypatch):
         ({"model": {"rope": {"theta": 5e5}}}, "model.rope.theta must stay"),
         ({"data": {"seed": 1}}, "data.seed must stay"),
         ({"sequence": {"length": 128, "chunks": 4}}, "sequence.length must stay"),
+        # The fingerprint says whether the data is the same.
+        (
+            {"data": {"ignore_keys": ["loss"], "format": "tokens"}},
+            ["data.format: auto -> tokens", "data.ignore_keys: () -> ('loss',)"],
+        ),
     ],
 )
 def test_only_the_same_model_and_data_go_on(tmp_path, groups, answer):

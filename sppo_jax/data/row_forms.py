@@ -8,13 +8,13 @@ from typing import Any
 from sppo_jax.config.data import DataConfig
 from sppo_jax.data.chat_rows import SHAREGPT
 from sppo_jax.data.loss_keys import names_of, row_trains, without
-from sppo_jax.data.row_documents import FIELDS
+from sppo_jax.data.row_documents import FIELDS, POSITIONS
 
 IDS = ("input_ids", "token_ids")
 PROMPT, COMPLETION = "prompt", "completion"
 INSTRUCTION, OUTPUT = "instruction", "output"
 # What makes ids a statement of their own beside another form: without these they are only that form's tokens.
-_OF_TOKENS = frozenset((*names_of("tokens", "labels"), *names_of("tokens", "mask"), *FIELDS)) - {"position_ids"}
+_OF_TOKENS = frozenset((*names_of("tokens", "labels"), *names_of("tokens", "mask"), *FIELDS)) - {*POSITIONS}
 
 
 def forms_of(row: dict[str, Any], config: DataConfig) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from sppo_jax.config.data import DataConfig
 from sppo_jax.data.folders import File, Place
 from sppo_jax.data.forms.record import Row
 from sppo_jax.data.forms.rows import ROW_SUFFIXES, columns_of, read_rows
-from sppo_jax.data.loss_keys import without
+from sppo_jax.data.loss_keys import concerning, without
 from sppo_jax.data.row_forms import PROMPT, check_form, forms_of
 from sppo_jax.data.token_files import TOKEN_SUFFIXES
 
@@ -42,6 +42,12 @@ def kind_of(config: DataConfig, file: File) -> Kind:
     if is_tokens:
         return "tokens"
     return _kind_of_rows(config, file.path) if has_rows else "text"
+
+
+def speaks_of_loss(config: DataConfig, file: File) -> bool:
+    """Returns whether the first row of a file of text has a key that may say something about the loss."""
+    keys = _first_row(config, file.path)[1] if file.name.endswith(ROW_SUFFIXES) else {}
+    return bool(concerning(tuple(keys), "row"))
 
 
 def _kind_of_rows(config: DataConfig, path: Place) -> Kind:

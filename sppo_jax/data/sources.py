@@ -25,7 +25,7 @@ from sppo_jax.data.parts import Job, caches, tokenized
 from sppo_jax.data.places import is_address, place_of, remote_files
 from sppo_jax.data.prompts import load_prompts, prompts_job
 from sppo_jax.data.remote import Remote
-from sppo_jax.data.row_kinds import KINDS, Kind, kind_of
+from sppo_jax.data.row_kinds import KINDS, Kind, kind_of, speaks_of_loss
 from sppo_jax.data.saved import in_order
 from sppo_jax.data.text import TEXT_SUFFIXES
 from sppo_jax.data.token_files import TOKEN_SUFFIXES, load_tokens
@@ -251,6 +251,8 @@ def _text_job(config: DataConfig, files: list[File], encoder: Encoder) -> Job:
         "encoder": encoder.key,
         "format": _FORMAT,
         **ignored_key(config),
+        # Text whose rows speak of the loss is tokenized again, as versions before did not look at these keys.
+        **({"rows": "looked at"} if speaks_of_loss(config, files[0]) else {}),
     }
 
     def write(some: Sequence[File], writer: Writer) -> None:

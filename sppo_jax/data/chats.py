@@ -32,9 +32,9 @@ from sppo_jax.data.stop_tokens import warn_of_no_stop
 from sppo_jax.data.template_places import Templates, read_template
 
 _BATCH = 64
-_FORMAT = 4  # of the words in the cache
-# The format that fingerprints name: what was read rightly by format 3 has the same tokens, so runs go on.
-_DIGEST_FORMAT = 3
+_FORMAT, _OLDER_FORMAT = 4, 3  # of the words in the cache
+# Fingerprints name the older format: what it read rightly has the same tokens, so runs go on.
+_DIGEST_FORMAT = _OLDER_FORMAT
 _ADVICE = {
     "turns": "set data.chat.too_long=newest, which keeps the newest turns",
     "newest": "leave out the rows whose last turns are too long",
@@ -80,7 +80,7 @@ def chat_job(config: DataConfig, files: Sequence[File], encoder: Encoder, length
     config = dataclasses.replace(config, chat=config.chat.resolved())
     chat, template = config.chat, Templates(found, config)
     warn_of_no_stop(template, encoder)
-    key = {
+    key: dict[str, Any] = {
         "files": [file.key for file in files],
         "begins": beginnings(files),
         "encoder": encoder.rendered_key,
@@ -88,6 +88,9 @@ def chat_job(config: DataConfig, files: Sequence[File], encoder: Encoder, length
         "chat": dataclasses.asdict(chat) | {"template": found.text, "variables": found.settings, "format": _FORMAT},
         "length": length if chat.too_long != "cut" else None,
         "counts": "control tokens",
+    }
+    older = key | {"encoder": encoder.older_key, "chat": key["chat"] | {"format": _OLDER_FORMAT}}
+    key |= {
         **ignored_key(config),
         **({"rows": config.format} if config.format in ("prompt", "alpaca") else {}),
         **({"variables": found.variables} if found.variables != found.settings else {}),
@@ -106,7 +109,7 @@ def chat_job(config: DataConfig, files: Sequence[File], encoder: Encoder, length
                 f"data.chat.too_long, or correct the {{% generation %}} regions of {template.name}"
             )
 
-    return Job(files=files, key=key, dtype=np.dtype(np.uint32), tokenize=tokenize, check=check)
+    return Job(files=files, key=key, dtype=np.dtype(np.uint32), tokenize=tokenize, check=check, older=[older])
 
 
 def _tokenize(

@@ -38,6 +38,7 @@ class Encoder(Protocol):
         key: a text that differs between encoders that give different tokens.
         num_ids: tokens lie in 0..num_ids-1.
         rendered_key: as `key`, for text that is rendered with its end, such as conversations.
+        older_key: the key that version 0.1.0 of 2026-11-28 gave to text, for what that version cached.
         start: tokens that every document begins with.
         end: tokens that every document ends with.
         end_once: whether a document that ends with `end` already gets no other.
@@ -51,6 +52,7 @@ class Encoder(Protocol):
     key: str
     num_ids: int
     rendered_key: str
+    older_key: str
     start: tuple[int, ...]
     end: tuple[int, ...]
     end_once: bool
@@ -80,7 +82,8 @@ def end_after(encoder: Encoder, tokens: np.ndarray) -> tuple[int, ...]:
 class BytesEncoder:
     """Bytes of UTF-8 as tokens; a file that is not UTF-8 keeps its own bytes."""
 
-    name, key, rendered_key, num_ids = "bytes", "bytes", "bytes", START_TOKEN + 1
+    name = key = rendered_key = older_key = "bytes"
+    num_ids = START_TOKEN + 1
     start: tuple[int, ...] = (START_TOKEN,)
     end: tuple[int, ...] = ()
     own_end: tuple[int, ...] = ()
@@ -170,7 +173,8 @@ class FileEncoder:
         if end_token == "auto" and opened.eos is not None and not self.stops.intersection(own_end[-1:]):
             self.end, self.end_once = (opened.eos,), True
         # The number is that of the way in which tokens of pieces are joined.
-        self.rendered_key = f"{opened.digest} {self.start} {self.own_end} 2{opened.additions}"
+        self.older_key = f"{opened.digest} {self.start} {self.own_end} 2"
+        self.rendered_key = self.older_key + opened.additions
         self.key = f"{opened.digest} {self.start} {self.end} 2{opened.additions}" + " once" * self.end_once
 
     def _added(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

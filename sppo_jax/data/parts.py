@@ -45,6 +45,7 @@ class Job:
         tokenize: writes the tokens of some of the files, and facts: when parts are joined, numbers are added
             up, lists of numbers follow each other, lists of texts are united, and so are the values of objects.
         check: raises ValueError where the facts of all files leave nothing to train on.
+        older: the keys under which earlier versions of this package kept the tokens of these files.
     """
 
     files: Sequence[File]
@@ -52,6 +53,7 @@ class Job:
     dtype: np.dtype
     tokenize: Callable[[Sequence[File], Writer], None]
     check: Callable[[dict[str, Any]], None] = lambda facts: None
+    older: Sequence[dict[str, Any]] = ()
 
     @property
     def name(self) -> str:
@@ -102,6 +104,7 @@ def tokenized(config: DataConfig, job: Job) -> Entry:
         place = away or local or user_directory()
         finished = _finished(place, job.name)
         if not finished:
+            _tell_of_older(job, local or user_directory())
             job.tokenize(job.files, writer)
         else:
             count = max(finished, key=lambda count: len(finished[count]))
@@ -110,6 +113,20 @@ def tokenized(config: DataConfig, job: Job) -> Entry:
         writer.facts["crc"] = writer.crc
 
     return named_entry(local, job.name, fill, dtype=job.dtype)
+
+
+def _tell_of_older(job: Job, directory: Path) -> None:
+    """Warns where an earlier version made the tokens, which this version reads by other rules."""
+    for key in job.older:
+        path = directory / name_of(key, job.dtype)
+        if path.is_dir():
+            warnings.warn(
+                f"the tokens of {job.files[0].path}{' and other files' if len(job.files) > 1 else ''} are made again, "
+                f"because an earlier version of sppo_jax made those in {path}; remove that folder if no older version "
+                "reads it",
+                stacklevel=2,
+            )
+            return
 
 
 def write_part(config: DataConfig, job: Job, part: Part) -> str:

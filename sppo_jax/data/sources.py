@@ -244,12 +244,15 @@ def _text_corpus(config: DataConfig, files: list[File], encoder: Encoder) -> Cor
 
 def _text_job(config: DataConfig, files: list[File], encoder: Encoder) -> Job:
     strict = config.tokenizer not in (None, BYTES)
-    key = {
+    key: dict[str, Any] = {
         "files": [file.key for file in files],
         "begins": beginnings(files),
         "text_key": config.text_key,
         "encoder": encoder.key,
         "format": _FORMAT,
+    }
+    older = key | {"encoder": encoder.older_key}
+    key |= {
         **ignored_key(config),
         # Text whose rows speak of the loss is tokenized again, as versions before did not look at these keys.
         **({"rows": "looked at"} if speaks_of_loss(config, files[0]) else {}),
@@ -259,4 +262,4 @@ def _text_job(config: DataConfig, files: list[File], encoder: Encoder) -> Job:
         tokenize(some, encoder, writer, config=config, strict=strict)
 
     dtype = np.dtype(np.uint16 if encoder.num_ids <= 1 << 16 else np.uint32)
-    return Job(files=files, key=key, dtype=dtype, tokenize=write)
+    return Job(files=files, key=key, dtype=dtype, tokenize=write, older=[older])

@@ -24,7 +24,7 @@ from sppo_jax.data.row_forms import IDS, check_form
 
 # As long as the ids: labels are ids, or IGNORED where nothing is learned; masks are 1 where a token is learned.
 LABELS, IGNORED = "labels", -100
-_FORMAT = 3  # of the words in the cache
+_FORMAT, _OLDER_FORMAT = 3, 2  # of the words in the cache
 # Beside the starts of documents, as NeMo writes both, an entry says whether the token after it is learned.
 _SHIFTED = "loss_mask"
 _WHAT = "rows of tokens"
@@ -54,8 +54,9 @@ def token_rows_job(config: DataConfig, files: Sequence[File], vocab_size: int, l
         _WHAT: _FORMAT,
         "vocab_size": vocab_size,
         "length": length,
-        **ignored_key(config),
     }
+    older = key | {_WHAT: _OLDER_FORMAT}
+    key |= ignored_key(config)
 
     def tokenize(some: Sequence[File], writer: Writer) -> None:
         left_out = Tally()
@@ -70,7 +71,7 @@ def token_rows_job(config: DataConfig, files: Sequence[File], vocab_size: int, l
                 f"{learned_of(facts['learned']).read:,} without; correct {LABELS} or the mask"
             )
 
-    return Job(files=files, key=key, dtype=np.dtype(np.uint32), tokenize=tokenize, check=check)
+    return Job(files=files, key=key, dtype=np.dtype(np.uint32), tokenize=tokenize, check=check, older=[older])
 
 
 def _documents(

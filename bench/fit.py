@@ -1,25 +1,33 @@
 """Compares the planner's bytes with the compiler's, for machines that are not here.
 
-    python -m bench.fit                  all cases: about half an hour on two cores
+    python -m bench.fit                  cases that were never compiled, or whose program is not today's: up to 4 hours
     python -m bench.fit gpt-7b v5e       those whose name has one of the words; the others keep their results
     python -m bench.fit --variants WORD  with the variants of `sppo fit --variants` too: three times as long
+    python -m bench.fit --stale          which rows of fit.json and shipped.json are not of today's programs: minutes;
+                                         writes results/stale.json; exit code 1 if any row is stale
 
-Needs the extras fit-gpu and fit-tpu. Writes results/fit.json and the block `fit` of docs/figures.md.
+Needs the extras fit-gpu and fit-tpu. Writes results/fit.json, a row at a time, and the block `fit` of docs/figures.md.
 `python -m bench.validation` predicts the compiled plans again and compiles nothing.
 """
 
+import argparse
 import json
 import statistics
 import sys
 import warnings
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench import stale
 from bench.blocks import write_block
 from bench.fit_cases import CASES, Case
 from sppo_jax.config import config_from_dict
-from sppo_jax.fit.compiled import GRAPHS, compile_plan, prepare_environment
+from sppo_jax.fit.compiled import GRAPHS, compile_plan, lower_plan, prepare_environment
+from sppo_jax.fit.fingerprint import Lowering, compiler_versions
+from sppo_jax.fit.sources import sources_digest
 from sppo_jax.hardware import parse_cluster
 from sppo_jax.plan.plan import Plan
 from sppo_jax.search.evaluate import memory_of
@@ -60,6 +68,37 @@ def predicted_again(case: Case, row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "predicted": predicted, "calibrated": case.calibrated, "unequal": case.unequal}
 
 
+def lowered_again(case: Case, row: dict[str, Any]) -> Lowering:
+    """Return what today's code lowers the plan of a stored row to."""
+    return lower_plan(config_from_dict(case.config()), Plan.from_dict(row["plan"]), parse_cluster(case.cluster))
+
+
+def judged(words: Sequence[str]) -> Iterator[stale.Judged]:
+    """Yield the verdict on each stored row whose name has one of the words; without words on all."""
+    rows = {row["name"]: row for row in load()["rows"]}
+    for case in CASES:
+        row = rows.get(case.name)
+        if row is None or not stale.named(case.name, words):
+            continue
+        versions = compiler_versions(parse_cluster(case.cluster).device.platform)
+        verdict, why = stale.judge(row, versions, sources_digest(), partial(lowered_again, case, row))
+        yield stale.Judged(file=RESULTS.name, name=case.name, date=row["date"], verdict=verdict, why=why)
+
+
+def print_stale(words: Sequence[str]) -> int:
+    """Print which rows of fit.json and shipped.json are not of today's programs; write them if all were judged."""
+    from bench import shipped
+
+    found = []
+    for row in (*judged(words), *shipped.judged(words)):
+        found.append(row)
+        print(f"{row.verdict:15} {row.file} {row.name}: {row.why}", file=sys.stderr, flush=True)
+    if not words:
+        stale.write(found, datetime.now(UTC).strftime("%Y-%m-%d"))
+    print(stale.report(found))
+    return int(any(row.verdict == "stale" for row in found))
+
+
 def errors(rows: list[dict[str, Any]], key: str) -> list[float]:
     """Return predicted over compiled, less one, of rows that have any."""
     return [row["predicted"][key] / row["compiler"][key] - 1 for row in rows if row["compiler"][key]]
@@ -93,13 +132,16 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         "HBM, largest variant | fused calls | compile s |",
         "|" + "---|" * 16,
     ]
+    dates = stale.dates(RESULTS.name)
     for row in rows:
         compiler, predicted, copies = row["compiler"], row["predicted"], row["host_copies"]
         moved = copies["overlapped_bytes"] + copies["exposed_bytes"]
         error = predicted["hbm_bytes"] / compiler["hbm_bytes"] - 1
         waits, largest = _of_variants(row)
         cells = [
-            row["name"] + ("" if row["calibrated"] else " (held out)"),
+            row["name"]
+            + ("" if row["calibrated"] else " (held out)")
+            + (f" ({dates[row['name']]})" if row["name"] in dates else ""),
             " x ".join(map(str, row["mesh"])),
             row["chunks"],
             f"{compiler['hbm_bytes'] / GIB:.2f}",
@@ -174,7 +216,8 @@ def block(rows: list[dict[str, Any]], jax_version: str) -> str:
         "planner's, for the plans that were compiled. Rows with a figure for waiting loops have cuDNN's workspace "
         "in their HBM, by formula; in all "
         "other rows neither side includes it. Loops whose number of iterations is not known wait for writes to the "
-        "host, for at most the given further share of the step.",
+        "host, for at most the given further share of the step. A row with a date was compiled on that date, from a "
+        "program that is not known to be today's.",
         "",
         *summary(rows),
         "",
@@ -190,17 +233,24 @@ def write(rows: list[dict[str, Any]], jax_version: str) -> None:
     write_block(DOCUMENT, "fit", block(rows, jax_version))
 
 
-def main(words: list[str]) -> int:
-    """Measure the cases asked for, keep the others, write the results after each."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure the cases asked for, or those that are not of today's programs; write the results after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="parts of the names of cases")
+    parser.add_argument("--variants", action="store_true", help="compile the variants of `sppo fit --variants` too")
+    parser.add_argument("--stale", action="store_true", help="judge the stored rows, and compile nothing")
+    args = parser.parse_args(words)
     prepare_environment()
+    if args.stale:
+        return print_stale(args.words)
     import jax
 
-    results, variants = load(), "--variants" in words
-    words = [word for word in words if word != "--variants"]
+    results = load()
+    fresh = set() if args.words else {row.name for row in judged([]) if row.verdict == "fresh"}
     for case in CASES:
-        if words and not any(word in case.name for word in words):
+        if case.name in fresh or not stale.named(case.name, args.words):
             continue
-        row = measure(case, variants=variants)
+        row = measure(case, variants=args.variants)
         print(f"{case.name}: {errors([row], 'hbm_bytes')[0]:+.1%}, compiled in {row['compile_s']:.0f} s", flush=True)
         others = [other for other in results["rows"] if other["name"] != case.name]
         results = {"jax": jax.__version__, "rows": [*others, row]}
@@ -210,4 +260,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -12,17 +12,19 @@ needs the extra fit-gpu and writes results/shipped.json. Nothing is run.
 import argparse
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench import pinned
+from bench import pinned, stale
 from bench.blocks import write_block
-from sppo_jax.config import load_config
-from sppo_jax.fit.compiled import CUBLAS, GRAPHS, compile_plan, prepare_environment
-from sppo_jax.hardware import pool_bytes, usable_bytes
+from sppo_jax.config import Config, load_config
+from sppo_jax.fit.compiled import CUBLAS, GRAPHS, compile_plan, lower_plan, prepare_environment
+from sppo_jax.fit.fingerprint import Lowering, compiler_versions
+from sppo_jax.fit.sources import sources_digest
+from sppo_jax.hardware import Cluster, pool_bytes, usable_bytes
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.stall_limit import stall_limit_s
 from sppo_jax.search.make import resolve_cluster
@@ -74,6 +76,22 @@ def compiled(name: str) -> dict[str, Any]:
     config = load_config(CONFIGS / f"{name}.yaml")
     fit = compile_plan(config, planned(name).plan, resolve_cluster(config), variants=True)
     return {"name": name, "date": datetime.now(UTC).strftime("%Y-%m-%d"), **fit.to_dict()}
+
+
+def judged(words: Sequence[str]) -> Iterator[stale.Judged]:
+    """Yield the verdict on each stored config whose name has one of the words; without words on all."""
+    for name, row in load().items():
+        if not stale.named(name, words):
+            continue
+        config = load_config(CONFIGS / f"{name}.yaml")
+        cluster = resolve_cluster(config)
+        versions = compiler_versions(cluster.device.platform)
+
+        def lower(name: str = name, config: Config = config, cluster: Cluster = cluster) -> Lowering:
+            return lower_plan(config, planned(name).plan, cluster)
+
+        verdict, why = stale.judge(row, versions, sources_digest(), lower)
+        yield stale.Judged(file=RESULTS.name, name=name, date=row["date"], verdict=verdict, why=why)
 
 
 def compiled_elsewhere(plan: Plan) -> dict[str, Any] | None:

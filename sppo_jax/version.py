@@ -16,9 +16,13 @@ def libtpu_version() -> tuple[int, ...]:
     return _version_of("libtpu")
 
 
-def _version_of(package: str) -> tuple[int, ...]:
+def installed_version(package: str) -> str:
+    """Returns the version of an installed package as it is written; "" where the package is not installed."""
     try:
-        text = version(package)
+        return version(package)
     except PackageNotFoundError:
-        return ()
-    return tuple(int(number) for number in re.findall(r"\d+", text)[:3])
+        return ""
+
+
+def _version_of(package: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", installed_version(package))[:3])

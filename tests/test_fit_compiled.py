@@ -14,6 +14,7 @@ from sppo_jax.config import config_from_dict, load_config, to_yaml
 from sppo_jax.fit.compiled import Fit, Sizes, compile_lowered, compile_plan, prepare_environment, variants_of
 from sppo_jax.fit.copies import HostCopies, LoopWait
 from sppo_jax.fit.figures import Figures
+from sppo_jax.fit.fingerprint import Lowering
 from sppo_jax.fit.hops import RingHops
 from sppo_jax.fit.nearest import nearest_change
 from sppo_jax.hardware import parse_cluster, pool_bytes
@@ -22,6 +23,16 @@ from sppo_jax.search.search import search
 GIB = 2**30
 # Without this variable a second process that loads libtpu ends.
 LOCK = "ALLOW_MULTIPLE_LIBTPU_LOAD"
+
+
+LOWERING = Lowering(
+    fingerprint="0123456789abcdef",
+    num_bodies=39,
+    kernel_calls=4,
+    host_stash_bytes=5,
+    versions={"jaxlib": "0.12.0"},
+    sources="fedcba9876543210",
+)
 
 
 def fit(hbm=70, host=10, exposed=0, kernel=None) -> Fit:
@@ -38,7 +49,7 @@ def fit(hbm=70, host=10, exposed=0, kernel=None) -> Fit:
         ),
         waiting_share=0.0123,
         flash_calls=4,
-        num_bodies=39,
+        lowering=LOWERING,
         compile_s=12.34,
         jax_version="0.12.0",
     )
@@ -61,7 +72,8 @@ def test_the_compiler_decides_what_fits():
     assert {"predicted", "capacity", "compile_s"} <= set(values) and values["num_bodies"] == 39
     text = fit(exposed=2).describe()
     assert text.endswith("12 s by jax 0.12.0") and values["jax"] == "0.12.0"
-    assert "39 bodies of ticks" in text and "70 GiB" in text and "88.6%" in text
+    assert "0123456789abcdef, 39 bodies of ticks" in text and values["fingerprint"] == "0123456789abcdef"
+    assert "70 GiB" in text and "88.6%" in text
     assert "host copies             100 GiB per step\n" in text and "2.0% of it exposed\n" in text
     assert "longer than the overlapped compute for 1.2% of a step\n" in text
     of_optimizer = replace(fit(exposed=40), copies=replace(fit(exposed=40).copies, optimizer_bytes=40 * GIB))
@@ -108,6 +120,9 @@ class Lowered:
     def __init__(self):
         self.asked = []
 
+    def as_text(self):
+        return "module {}"
+
     def compile(self, compiler_options):
         options = dict(compiler_options)
         self.asked.append(set(options) - {"xla_dump_to"})
@@ -136,7 +151,7 @@ def test_on_tpus_the_bytes_are_those_that_xla_allocates(tmp_path):
 def test_variants_are_compiled_once_each(monkeypatch):
     """The loop of the program waits, but not where the option puts the loop into a graph."""
     lowered = Lowered()
-    program = SimpleNamespace(lower=lambda: lowered, turn_shares={}, num_bodies=3)
+    program = SimpleNamespace(lower=lambda: lowered, turn_shares={}, lowering=lambda text, cluster: LOWERING)
     monkeypatch.setattr("sppo_jax.fit.lowering.train_program", lambda *_: program)
     monkeypatch.setattr("sppo_jax.fit.targets.compile_only_devices", lambda cluster: [])
     monkeypatch.setattr("sppo_jax.fit.workspace.reserve_workspace", lambda lowered: 5)

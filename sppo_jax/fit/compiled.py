@@ -8,13 +8,14 @@ import time
 import warnings
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sppo_jax.config import Config
 from sppo_jax.environment import add_xla_flag, warn_of_unknown_flags
 from sppo_jax.fit.allocations import HostAllocations, host_allocations
 from sppo_jax.fit.copies import HostCopies
 from sppo_jax.fit.figures import Figures
+from sppo_jax.fit.fingerprint import Lowering
 from sppo_jax.fit.hops import RingHops
 from sppo_jax.fit.thunks import graphed_loops
 from sppo_jax.hardware import Cluster, pool_bytes
@@ -23,6 +24,9 @@ from sppo_jax.predict.documents import costs_of_documents
 from sppo_jax.search.evaluate import costs_of
 from sppo_jax.search.request import COMPUTE_BYTES
 from sppo_jax.units import format_bytes
+
+if TYPE_CHECKING:
+    from sppo_jax.fit.lowering import TrainProgram
 
 # XLA's error where it would have to try kernels on a GPU.
 _NO_TRITON = ("No supported config found", "Failed to get configs")
@@ -55,9 +59,9 @@ class Fit:
         workspace_bytes: what the largest call of cuDNN's backward takes for itself, which `compiler` has in it.
         flash_calls: calls of a fused attention kernel in the program's text.
         hops: bytes sent round the ring in a step.
-        num_bodies: bodies of ticks in the program.
         compile_s: seconds the compiler took.
         jax_version: the version of jax, whose compiler decides the bytes.
+        lowering: the digits of the program that was compiled, and its counts.
         allocations: the program's host allocations; None where no pool of pinned memory holds them.
         variants: the same step with other options of the compiler, by name.
     """
@@ -68,7 +72,7 @@ class Fit:
     copies: HostCopies
     waiting_share: float
     flash_calls: int
-    num_bodies: int
+    lowering: Lowering
     compile_s: float
     jax_version: str
     loops_share: float = 0.0
@@ -133,7 +137,7 @@ class Fit:
             "workspace_bytes": self.workspace_bytes,
             "variants": {name: variant.to_variant() for name, variant in self.variants.items()},
             "flash_calls": self.flash_calls,
-            "num_bodies": self.num_bodies,
+            **self.lowering.to_dict(),
             "compile_s": round(self.compile_s, 1),
             "jax": self.jax_version,
         }
@@ -156,7 +160,8 @@ class Fit:
         if self.hops.all_bytes:
             lines += _under("ring", [self._describe_hops()])
         lines += _under("attention", [self._describe_kernels()])
-        lines += _under("program", [f"{self.num_bodies} bodies of ticks"])
+        program = self.lowering
+        lines += _under("program", [f"{program.fingerprint}, {program.num_bodies} bodies of ticks"])
         for name, variant in self.variants.items():
             lines += _under(name, variant._describe_variant(self.capacity.hbm_bytes))
         return "\n".join([*lines, *_under("compiled in", [f"{self.compile_s:.0f} s by jax {self.jax_version}"])])
@@ -244,21 +249,37 @@ def compile_plan(config: Config, plan: Plan, cluster: Cluster, *, variants: bool
         ValueError: plan and cluster do not fit together, or the compiler is not installed or is refused for runs.
     """
     from sppo_jax.compat import check_offload
+
+    check_offload(cluster.device.platform, max(plan.predicted.host_bytes) > 0)
+    program, lowered, workspace_bytes = _lowered(config, plan, cluster)
+    lowering = program.lowering(lowered.as_text(), cluster)
+
+    def compiled(options: dict[str, Any] | None) -> Fit:
+        figures, compile_s = _figures(lowered, options, program.turn_shares, plan, cluster)
+        return _fit(figures, config, plan, cluster, compile_s, lowering, workspace_bytes)
+
+    others = variants_of(cluster.device.platform) if variants else {}
+    return replace(compiled(None), variants={name: compiled(options) for name, options in others.items()})
+
+
+def lower_plan(config: Config, plan: Plan, cluster: Cluster) -> Lowering:
+    """Returns the digits and the counts of the train step of a plan, which is lowered and not compiled.
+
+    Args and errors: as for `compile_plan`.
+    """
+    program, lowered, _ = _lowered(config, plan, cluster)
+    return program.lowering(lowered.as_text(), cluster)
+
+
+def _lowered(config: Config, plan: Plan, cluster: Cluster) -> tuple[TrainProgram, Any, int]:
+    """Returns the train step, the same lowered with cuDNN's workspace, and the bytes of the largest workspace."""
     from sppo_jax.fit.lowering import train_program
     from sppo_jax.fit.targets import compile_only_devices
     from sppo_jax.fit.workspace import reserve_workspace
 
-    check_offload(cluster.device.platform, max(plan.predicted.host_bytes) > 0)
     program = train_program(config, plan, compile_only_devices(cluster), cluster.device.platform)
     lowered = program.lower()
-    workspace_bytes = reserve_workspace(lowered)
-
-    def compiled(options: dict[str, Any] | None) -> Fit:
-        figures, compile_s = _figures(lowered, options, program.turn_shares, plan, cluster)
-        return _fit(figures, config, plan, cluster, compile_s, program.num_bodies, workspace_bytes)
-
-    others = variants_of(cluster.device.platform) if variants else {}
-    return replace(compiled(None), variants={name: compiled(options) for name, options in others.items()})
+    return program, lowered, reserve_workspace(lowered)
 
 
 def variants_of(platform: str) -> dict[str, dict[str, Any]]:
@@ -295,7 +316,7 @@ def _fit(
     plan: Plan,
     cluster: Cluster,
     compile_s: float,
-    num_bodies: int,
+    lowering: Lowering,
     workspace_bytes: int,
 ) -> Fit:
     import jax
@@ -312,7 +333,7 @@ def _fit(
         workspace_bytes=workspace_bytes,
         allocations=figures.allocations,
         flash_calls=figures.flash_calls,
-        num_bodies=num_bodies,
+        lowering=lowering,
         compile_s=compile_s,
         jax_version=jax.__version__,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,7 +12,10 @@ import optax
 from flax import nnx
 
 from sppo_jax.config import Config
+from sppo_jax.fit.fingerprint import Lowering, asked_of, fingerprint, kernel_calls
+from sppo_jax.fit.sources import sources_digest
 from sppo_jax.fit.turns import turn_shares
+from sppo_jax.hardware import Cluster
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import layout, storage
 from sppo_jax.pipeline.api import Step
@@ -35,6 +39,8 @@ class TrainProgram:
         signals: shape, dtype and sharding of the requests of the processes.
         num_bodies: bodies of ticks in the program; the compiler's time grows with them.
         turn_shares: of `fit/turns.py`.
+        options: the compiler's options in the jit of the step.
+        host_stash_bytes: of the stash on the host, of one device.
     """
 
     step: TrainStep
@@ -44,10 +50,29 @@ class TrainProgram:
     signals: jax.ShapeDtypeStruct
     num_bodies: int
     turn_shares: dict[str, float]
+    options: Mapping[str, Any]
+    host_stash_bytes: int
 
     def lower(self) -> jax.stages.Lowered:
         """Returns the step lowered for its devices."""
         return self.step.lower(self.state, self.batch, self.signals)
+
+    def lowering(self, text: str, cluster: Cluster) -> Lowering:
+        """Returns the digits and the counts of the lowered step.
+
+        Args:
+            text: of the lowered step, with the workspace of cuDNN's backward.
+            cluster: whose devices the step is for.
+        """
+        asked = asked_of(self.options, cluster)
+        return Lowering(
+            fingerprint=fingerprint(text, asked),
+            num_bodies=self.num_bodies,
+            kernel_calls=kernel_calls(text),
+            host_stash_bytes=self.host_stash_bytes,
+            versions=asked.versions,
+            sources=sources_digest(),
+        )
 
 
 def train_program(config: Config, plan: Plan, devices: Sequence, platform: str) -> TrainProgram:
@@ -79,4 +104,6 @@ def train_program(config: Config, plan: Plan, devices: Sequence, platform: str) 
         signals=jax.ShapeDtypeStruct((mesh.size,), np.dtype("int32"), sharding=signal_sharding(mesh)),
         num_bodies=num_segments(step.program.items),
         turn_shares=turn_shares(step.program),
+        options=step.compiler_options or {},
+        host_stash_bytes=step.host_stash_bytes,
     )

@@ -196,6 +196,19 @@ GPUS = {
 COMPILERS = {"gpu": "jax[cuda13]", "tpu": "jax[tpu]"}
 
 
+def topology_of(cluster: Cluster) -> dict[str, str]:
+    """Returns what jax makes the devices of a cluster from: the arguments of `get_topology_desc`."""
+    if cluster.device.platform == "tpu":
+        shape = "x".join(map(str, cluster.topology))
+        return {"platform": "tpu", "topology_name": f"{cluster.device.name}:{shape}"}
+    return {
+        "platform": "cuda",
+        "topology_name": "",
+        "target_config": GPUS[cluster.device.name].text(),
+        "topology": f"1x{cluster.num_hosts}x{cluster.devices_per_host}",
+    }
+
+
 def compile_only_devices(cluster: Cluster) -> list:
     """Returns devices for which programs can be compiled, but not run.
 
@@ -211,16 +224,7 @@ def compile_only_devices(cluster: Cluster) -> list:
     from jax.experimental import topologies
 
     try:
-        if platform == "tpu":
-            shape = "x".join(map(str, cluster.topology))
-            description = topologies.get_topology_desc(platform="tpu", topology_name=f"{cluster.device.name}:{shape}")
-        else:
-            description = topologies.get_topology_desc(
-                platform="cuda",
-                topology_name="",
-                target_config=GPUS[cluster.device.name].text(),
-                topology=f"1x{cluster.num_hosts}x{cluster.devices_per_host}",
-            )
+        description = topologies.get_topology_desc(**topology_of(cluster))
     except Exception as error:  # whatever a plugin raises, the compiler is missing
         reason = " ".join(str(error).split())[:200]
         raise ValueError(

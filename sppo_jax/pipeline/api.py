@@ -312,6 +312,11 @@ class Step:
             return {}
         return host_stash.stash_shapes(self.program, self._stash_layout, self.mesh)
 
+    @property
+    def host_stash_bytes(self) -> int:
+        """Bytes of the stash on the host, of one device."""
+        return host_stash.stash_bytes(self.program, self._stash_layout)
+
     def _stash_layout(self, name: StashClass) -> StashLayout:
         """Returns how the stash of a class lies on a device, and on its host."""
         dtype = jnp.dtype(self.model.dtype)

@@ -8,6 +8,7 @@ plan, and no step allocates them again. What they hold matters within a step onl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -41,14 +42,23 @@ def stash_shapes(program: Program, layout_of: Callable[[StashClass], StashLayout
     def whole(piece) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((mesh.size * piece.shape[0], *piece.shape[1:]), piece.dtype, sharding=sharding)
 
-    found = {}
+    return {name: tuple(map(whole, pieces)) for name, pieces in _of_a_device(program, layout_of).items()}
+
+
+def stash_bytes(program: Program, layout_of: Callable[[StashClass], StashLayout]) -> int:
+    """Returns the bytes of the stash on the host of one device; arguments as `stash_shapes`."""
+    pieces = jax.tree.leaves(_of_a_device(program, layout_of))
+    return sum(math.prod(piece.shape) * piece.dtype.itemsize for piece in pieces)
+
+
+def _of_a_device(program: Program, layout_of: Callable[[StashClass], StashLayout]) -> dict[StashClass, Any]:
+    """Returns the shapes and dtypes of the pieces of each class on the host of one device."""
     stash = program.stash
-    for name in stash.classes:
-        if name.uses_host:
-            counts = stash.num_rows[name], stash.num_short.get(name, 0)
-            pieces = jax.eval_shape(partial(layout_of(name).host_buffer, *counts))
-            found[name] = tuple(map(whole, pieces))
-    return found
+    return {
+        name: jax.eval_shape(partial(layout_of(name).host_buffer, stash.num_rows[name], stash.num_short.get(name, 0)))
+        for name in stash.classes
+        if name.uses_host
+    }
 
 
 def spec(mesh: Mesh) -> P:

@@ -3,6 +3,7 @@
     python -m bench.chaos                 # 40 kills, about 8 minutes on 2 cores; writes results/chaos.json
     python -m bench.chaos --kills 5 --out /tmp/chaos.json
     python -m bench.chaos --breadth-first # one group of layers at a time, weights gathered, keys rebuilt
+    python -m bench.chaos --moments       # SIGTERM and SIGINT at chosen moments instead: see bench/moments.py
 
 Kills fall at random moments of three kinds, in turn: while the run starts (imports, reading the checkpoint, compiling),
 between and during steps, and right behind the line that says a save has begun. After each the newest finished
@@ -28,6 +29,7 @@ from pathlib import Path
 
 import yaml
 
+from bench import moments
 from sppo_jax.train.checkpoint_read import checkpoint_steps, read_run
 
 RESULT = Path(__file__).parent / "results" / "chaos.json"
@@ -214,17 +216,30 @@ def metrics(run_dir: Path, name: str = "metrics") -> list[dict]:
     return [json.loads(line) for line in (run_dir / f"{name}.jsonl").read_text().splitlines()]
 
 
+def signals_at_moments(out: Path) -> int:
+    """Signal commands at chosen moments and write how they ended; returns 1 if one ended wrongly."""
+    with tempfile.TemporaryDirectory() as directory:
+        ends = moments.moments(Path(directory))
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
+    result = {"date": time.strftime("%Y-%m-%d"), "machine": machine, "ends": moments.as_json(ends)}
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    return 1 if any(end.problem for end in ends) else 0
+
+
 def main() -> int:
     """Run it, write the result and print what holds; returns 1 if anything does not."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--breadth-first", action="store_true", help="all chunks pass one group of layers at a time")
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--moments", action="store_true", help="signals at chosen moments instead of kills")
+    parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
+    if args.moments:
+        return signals_at_moments(args.out or moments.RESULT)
     with tempfile.TemporaryDirectory() as directory:
         result = chaos(Path(directory), num_kills=args.kills, seed=args.seed, breadth_first=args.breadth_first)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    (args.out or RESULT).write_text(json.dumps(result, indent=1) + "\n")
     held = {key: value for key, value in result.items() if isinstance(value, bool)}
     for key, value in held.items():
         print(f"{key.replace('_', ' '):32} {'yes' if value else 'NO'}")

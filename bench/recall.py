@@ -79,9 +79,9 @@ def train(config: Config, *, cut: bool, show: bool = True) -> list[dict[str, Any
     import optax
     from flax import nnx
 
+    from sppo_jax.data.held_out import OnePass
     from sppo_jax.data.loader import Loader
     from sppo_jax.data.open import open_data
-    from sppo_jax.data.recall import with_distances
     from sppo_jax.models import build_model
     from sppo_jax.pipeline import api
     from sppo_jax.search.make import make_plan
@@ -104,9 +104,8 @@ def train(config: Config, *, cut: bool, show: bool = True) -> list[dict[str, Any
         return Loader(rows, num_sequences=config.num_sequences, local_rows=range(config.num_sequences))
 
     def validate(params):
-        chosen = batches(with_distances(data.validation))
-        few = (next(chosen) for _ in range(-(-config.train.eval_sequences // config.num_sequences)))
-        return evaluate(scores, params, few, lambda batch: jax.tree.map(jnp.asarray, dict(batch)))
+        chosen = OnePass(data.validation, num_wanted=config.train.eval_sequences).batches(config.num_sequences)
+        return evaluate(scores, params, chosen, lambda batch: jax.tree.map(jnp.asarray, dict(batch)))
 
     state, training, found = (params, optimizer.init(params)), batches(data.training), []
     step = jax.jit(step, donate_argnums=0)

@@ -43,6 +43,12 @@ _BACKSTOP_S = 60  # jax's own limits end a process without our line, so they mus
 _LEAVE_S = 2.0
 _JOINED_S = 3.0  # how much later than another a process may join
 _WORKING = "sppo/working"
+_TOLD = "sppo/told"
+_LISTEN_S = 1.0
+
+
+class ToldToStop(Exception):
+    """Long work before the first step is given up, because a process was told to stop; all end at the next exchange."""
 
 
 def timeout_s(environ: Mapping[str, str] = os.environ) -> float:
@@ -267,6 +273,35 @@ def _at_work() -> Iterator[None]:
         thread.join(period_s)
 
 
+class Listener:
+    """Tells long work in this process that a process of the run was told to stop before the first step."""
+
+    def __init__(self) -> None:
+        """Prepares; asks nobody yet."""
+        self._asked_s = time.monotonic()
+
+    def check(self) -> None:
+        """Looks at this process's own signals, and once a second at those of the others; call it between batches.
+
+        A process by itself needs none of it: a signal ends it at once.
+
+        Raises:
+            ToldToStop: a process was told to stop.
+        """
+        if num_processes() == 1 or (stopping := in_force()) is None or stopping.mode != AGREES:
+            return
+        from sppo_jax import compat
+
+        client, now_s = compat.distributed_client(), time.monotonic()
+        if stopping.reason:
+            client.key_value_set(f"{_TOLD}/{process_id()}", stopping.reason, allow_overwrite=True)
+            raise ToldToStop
+        if now_s - self._asked_s > _LISTEN_S:
+            self._asked_s = now_s
+            if client.key_value_dir_get(_TOLD):
+                raise ToldToStop
+
+
 def _told_to_stop() -> str:
     """Returns the signal that ends this process at the next exchange; "" if there is none."""
     stopping = in_force()
@@ -325,6 +360,8 @@ def together(work: Callable[[], Result], *, is_long: bool = False) -> Result:
             result = work()
     except ValueError as problem:
         error = str(problem)
+    except ToldToStop:
+        pass  # the exchange ends this process
     agree(error)
     return result
 

@@ -1,8 +1,9 @@
-"""Files that are there whole or not at all, reading their JSON, and where files go that can be made again."""
+"""Files that are there whole or not at all, their JSON, and where files go that can be made again."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import tempfile
@@ -70,6 +71,26 @@ def parse_json(text: str | bytes) -> Any:
     except RecursionError:
         shown = text if isinstance(text, str) else text.decode(errors="replace")
         raise json.JSONDecodeError("values are nested too deeply", shown, 0) from None
+
+
+def finite(value: Any) -> Any:
+    """Returns a value for JSON with None in place of every number that is not finite: JSON has no such numbers."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def json_text(value: Any, *, indent: int | None = None, separators: tuple[str, str] | None = None) -> str:
+    """Returns a value as JSON that every parser reads; what is not finite becomes null.
+
+    Args:
+        value: of objects, lists, texts, numbers and None.
+        indent: as for `json.dumps`.
+        separators: as for `json.dumps`.
+    """
+    return json.dumps(finite(value), indent=indent, separators=separators, allow_nan=False)
 
 
 def cache_directory(name: str) -> Path:

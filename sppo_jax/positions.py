@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,11 +29,14 @@ def late_minus_early(buckets: Sequence[Bucket]) -> float | None:
         buckets: by rising position.
 
     Returns:
-        Nats a target; None where there are not two buckets, or no target among the early ones.
+        Nats a target; None where there are not two buckets, no target among the early ones, or a loss is not finite.
     """
     if len(buckets) < 2:
         return None
     last = buckets[-1]
     early = [bucket for bucket in buckets[:-1] if 16 * (bucket.last + 1) <= last.last + 1] or buckets[:1]
     total = sum(bucket.num_targets for bucket in early)
-    return last.loss - sum(bucket.loss * bucket.num_targets for bucket in early) / total if total else None
+    if not total:
+        return None
+    gap = last.loss - sum(bucket.loss * bucket.num_targets for bucket in early) / total
+    return gap if math.isfinite(gap) else None

@@ -1,6 +1,8 @@
 """`sppo eval`: the same losses on any mesh, a table or JSON, and one line for wrong input."""
 
+import dataclasses
 import json
+import math
 import shutil
 
 import pytest
@@ -8,6 +10,9 @@ from small_run import SETTINGS, write_checkpoint
 
 from sppo_jax.cli import main
 from sppo_jax.commands import eval as eval_command
+from sppo_jax.positions import Bucket
+from sppo_jax.train import evaluate_saved
+from sppo_jax.train.evaluate import Recall, Validation
 
 pytestmark = pytest.mark.xdist_group("commands_eval")
 
@@ -70,6 +75,65 @@ def test_the_table_is_for_people(as_in_the_run, checkpoint, capsys, tmp_path, mo
     assert f"validation loss {as_in_the_run['validation_loss']:.4f} nats per token" in captured.out
     assert "recall at distance" in captured.out and "##" in captured.out and "wrote" not in captured.out
     assert "the result is not stored" in captured.err and "Read-only" in captured.err
+
+
+def strictly(text):
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def validation_with(name, bad):
+    """Returns a validation of which one figure is not finite, or all losses are."""
+    losses = (bad, bad) if name == "loss" else (2.0, bad) if name == "bucket" else (2.0, 1.0)
+    whole = Validation(
+        loss=bad if name in ("loss", "bucket") else 1.5,
+        num_targets=8,
+        num_sequences=2,
+        num_held_out=3,
+        buckets=tuple(
+            Bucket(first=64 * i, last=64 * i + 63, num_targets=4, loss=loss) for i, loss in enumerate(losses)
+        ),
+        recall=(Recall(distance=8, num_targets=4, accuracy=bad if name == "accuracy" else 0.5),),
+    )
+    return dataclasses.replace(whole, **({name: bad} if name in ("seconds", "compile_s") else {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("loss", math.nan),
+        ("loss", math.inf),
+        ("loss", -math.inf),
+        ("bucket", math.nan),
+        ("bucket", math.inf),
+        ("accuracy", math.nan),
+        ("seconds", math.inf),
+        ("compile_s", math.nan),
+    ],
+)
+def test_a_figure_that_is_not_finite_is_null_and_a_loss_fails(checkpoint, tmp_path, monkeypatch, capsys, name, bad):
+    copy = tmp_path / "run" / "checkpoints" / "5"
+    shutil.copytree(checkpoint / "run", copy / "run")
+    (copy / "state").mkdir()
+    monkeypatch.setattr(evaluate_saved, "evaluate_saved", lambda *_: validation_with(name, bad))
+    failed = name in ("loss", "bucket")
+    assert main(["eval", str(copy)]) == failed
+    captured = capsys.readouterr()
+    (written,) = (tmp_path / "run").glob("eval-*.json")
+    entry = strictly(written.read_text())
+    assert main(["eval", str(copy), "--json"]) == failed
+    assert strictly(capsys.readouterr().out) == entry
+    assert (
+        "nan" not in captured.out and " inf" not in captured.out and "over 8 tokens in 2 of 3 sequences" in captured.out
+    )
+    assert "Traceback" not in captured.err
+    if failed:
+        assert entry["validation_loss"] is None and "validation loss not finite nats" in captured.out
+        assert "HIGHER" not in captured.out and "lower than" not in captured.out
+        assert "the validation loss of a checkpoint must be finite, got not finite for" in captured.err
+        assert captured.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """Files that are there whole or not at all, and JSON."""
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from sppo_jax.files import check_encoding, parse_json, write_whole
+from sppo_jax.files import check_encoding, finite, json_text, parse_json, write_whole
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -70,3 +72,19 @@ def test_paths_must_mean_the_same_place_in_utf_8(monkeypatch, name, encoding):
         name = name.encode().decode("latin-1")
     with pytest.raises(ValueError, match=f"the path of the run directory must be UTF-8.* {encoding} of .*PYTHONUTF8=1"):
         check_encoding(Path("/runs") / name, "the run directory")
+
+
+def test_json_has_null_for_what_is_not_finite():
+    value = {"loss": math.nan, "buckets": [{"loss": math.inf}, (-math.inf, 1.5)], "text": "nan", "step": 3, "no": None}
+    plain = {"loss": None, "buckets": [{"loss": None}, [None, 1.5]], "text": "nan", "step": 3, "no": None}
+    assert finite(value) == plain and json.loads(json_text(value)) == plain
+    assert json_text(np.float64("nan")) == "null" and json_text({"a": [1]}, separators=(",", ":")) == '{"a":[1]}'
+
+
+def test_figures_reach_json_through_one_guard():
+    """The watchdog's posts hold counts, and the note of a kernel's check what it was asked."""
+    package, without_figures = Path(__file__).parents[1] / "sppo_jax", {"watchdog.py", "kernel_check.py"}
+    writers = [
+        path for name in ("train", "report", "commands", "hardware", "fit") for path in (package / name).rglob("*.py")
+    ]
+    assert {path.name for path in writers if "json.dump" in path.read_text(encoding="utf-8")} <= without_figures

@@ -152,6 +152,25 @@ def test_processes_that_have_joined_end_together():
     assert second == (130, "", "stopped by SIGTERM\n")
 
 
+def test_long_work_before_the_first_step_is_given_up_in_all_processes():
+    """Process 1 alone is told, in the middle of its work; process 0 hears of it between two of its own batches."""
+    code = """
+    join()
+    listener = distributed.Listener()
+    def work():
+        for number in range(6000):
+            if me == 1 and number == 20:
+                os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+            listener.check()
+    distributed.together(work, is_long=True)
+    print("went on")
+    """
+    first, second = finish(start_processes(JOINED + code, 2))
+    assert first == (130, "", "stopped by SIGTERM in process 1\n")
+    assert second == (130, "", "stopped by SIGTERM\n")
+
+
 def test_a_process_does_not_wait_for_one_that_was_stopped_as_it_joined():
     """Both are told, process 1 a moment before it would have waited for process 0."""
     code = """

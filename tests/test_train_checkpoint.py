@@ -1,6 +1,7 @@
 """Saving and restoring: any mesh, retention, and checkpoints that are torn or corrupt."""
 
 import json
+import math
 import shutil
 import sys
 from types import SimpleNamespace
@@ -56,7 +57,7 @@ def make_state(num_devices=2, seed=0):
 def save(directory, *steps, losses=None, **settings):
     checkpoints = Checkpoints(directory, CheckpointConfig(**settings), shapes_on(2))
     for step in steps:
-        loss = losses and losses.get(step)
+        loss = (losses or {}).get(step)
         assert checkpoints.save(make_state(seed=step), RUN | {"step": step}, step=step, loss=loss)[1] is None
     assert checkpoints.close() is None
 
@@ -95,11 +96,27 @@ def test_nothing_saved_is_nothing_restored(tmp_path):
         (dict(keep_last=2), {}, [7, 8]),
         (dict(keep_last=1, keep_every=3), {}, [3, 6, 8]),
         (dict(keep_last=1, keep_best=2), {1: 2.0, 2: 1.0, 3: 5.0, 4: 1.5, 6: 3.0}, [2, 4, 8]),
+        (dict(keep_last=1, keep_best=1), {1: math.nan, 2: 9.0, 3: -math.inf, 4: math.inf}, [2, 8]),
+        (dict(keep_last=1, keep_best=2), {1: math.nan, 8: math.nan}, [8]),
     ],
 )
 def test_what_is_kept(tmp_path, settings, losses, kept):
     save(tmp_path, *range(1, 9), losses=losses, **settings)
     assert checkpoint_steps(tmp_path) == kept[::-1]
+
+
+def test_the_best_of_an_older_version_stay_beside_those_of_one_pass(tmp_path):
+    """Losses that were measured in whole batches do not compare; the lower one takes no other's place."""
+    save(tmp_path, 1, 2, 3, losses={1: 0.5, 2: 0.1, 3: 0.7}, keep_last=9)
+    for step in (1, 2, 3):
+        written = tmp_path / str(step) / "metrics" / "metrics"
+        assert json.loads(written.read_text()) == {
+            "validation_loss": {1: 0.5, 2: 0.1, 3: 0.7}[step],
+            "measured": "one pass",
+        }
+        written.write_text(json.dumps({"validation_loss": {1: 0.5, 2: 0.1, 3: 0.7}[step]}))
+    save(tmp_path, 4, 5, 6, losses={4: 2.0, 5: 1.0, 6: 3.0}, keep_last=1, keep_best=1)
+    assert checkpoint_steps(tmp_path) == [6, 5, 2]
 
 
 def other_folder(directory, name, *inner):

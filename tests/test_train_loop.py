@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from tiny_runs import lines_of, make_config, run, write_documents
+from tiny_runs import lines_of, make_config, one_layer, quickly, run, write_documents
 
 from sppo_jax.config import config_from_dict, load_config
 from sppo_jax.data.loader import Loader
@@ -90,10 +90,12 @@ def test_steps_are_those_of_the_dense_model(finished, source):
     for line in lines_of(run_dir):
         assert line["loss"] == pytest.approx(losses[line["step"] - 1], rel=2e-4)
     # Three sequences are asked for, in batches of two.
-    held_out = list(islice(Loader(experiment.validation, num_sequences=2, local_rows=range(2)), 2))
-    counts = [(batch["targets"] >= 0).sum() for batch in held_out]
+    held_out = list(islice(Loader(experiment.validation, num_sequences=1, local_rows=range(1)), 3))
+    held_out = [{name: np.repeat(value, 2, 0) for name, value in batch.items()} for batch in held_out]
+    counts = [(batch["targets"] >= 0).sum() // 2 for batch in held_out]
     expected = np.average([float(gradients(params, batch)[0]) for batch in held_out], weights=counts)
     assert validation.loss == pytest.approx(expected, rel=2e-4)
+    assert (validation.num_targets, validation.num_sequences) == (sum(counts), 3)
 
 
 def test_the_checkpoint_holds_the_logical_state(finished):
@@ -113,6 +115,25 @@ def test_the_run_says_how_it_went(finished):
     _, run_dir, _ = finished
     assert [line["kind"] for line in lines_of(run_dir, "events")] == ["start", "save", "stop"]
     assert (run_dir / "finished").read_text().startswith("12 steps")
+
+
+def test_a_validation_that_is_not_finite_is_said_and_never_best(source, tmp_path):
+    """The parameters stay finite and the steps are skipped: the run ends by its own rule, with its own advice."""
+    groups = {
+        "train": {"eval_every": 2, "max_nonfinite": 5},
+        "optimizer": {"lr": 6e17, "warmup_steps": 0},
+        "checkpoint": {"keep_best": 1, "keep_last": 1},
+    }
+    config = make_config(source, **one_layer(**groups))
+    with pytest.raises(RunFailed, match=r"train.max_nonfinite\); lower optimizer.lr"):
+        run(config, tmp_path, quickly)
+    lines, events = lines_of(tmp_path), lines_of(tmp_path, "events")
+    assert [line["step"] for line in lines if "validation_loss" in line] == [2, 4, 6]
+    assert all(line["validation_loss"] is None for line in lines if "validation_loss" in line)
+    said = [line["text"] for line in events if line["kind"] == "warning"]
+    assert said[0].startswith("step 2: the validation loss is not finite; lower optimizer.lr")
+    assert events[-1]["kind"] == "stop" and "the last of 5 such steps" in events[-1]["text"]
+    assert [path.name for path in (tmp_path / "checkpoints").glob("*/metrics")] == []
 
 
 class Saved:

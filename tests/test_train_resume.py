@@ -1,5 +1,6 @@
 """Runs that are stopped and go on: bit for bit on the same mesh, the same run on any other."""
 
+import json
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from flax import nnx
 from tiny_runs import at_batch, lines_of, losses_of, make_config, quickly, run, write_documents
 
 from sppo_jax.cli import main
+from sppo_jax.config import CheckpointConfig
 from sppo_jax.models import build_model
 from sppo_jax.search.make import make_plan
 from sppo_jax.train import setup
@@ -52,7 +54,7 @@ def terminate():
 def test_a_stopped_run_goes_on_bit_for_bit(source, undisturbed, tmp_path):
     config = make_config(source, **EVERY_STEP)
     _, result = run(config, tmp_path, at_batch(4, terminate))
-    assert result.stopped_by == "SIGTERM" and result.step < 7
+    assert (result.stopped_by, result.step) == ("SIGTERM", 4)  # the step that was about to run
     assert checkpoint_steps(tmp_path / "checkpoints") == [result.step] and not (tmp_path / "finished").exists()
     assert list(losses_of(tmp_path)) == list(range(1, result.step + 1))
 
@@ -233,6 +235,19 @@ def test_a_run_whose_sequences_weighed_alike_says_that_they_no_longer_do():
     for config, saved in (("sequence", {"sequence_weights": "tokens"}), ("batch", {"step": 5})):
         assert setup.new_weights(over[config], saved) == ()
     assert setup.new_weights(make_config("a.npy"), {"step": 5}) == ()
+
+
+def test_a_run_whose_best_were_chosen_by_the_older_rule_says_so_once(saved, tmp_path):
+    experiment, metadata = saved[0], tmp_path / "checkpoints" / "5" / "run" / "metadata"
+    keeps = replace(experiment, config=replace(experiment.config, checkpoint=CheckpointConfig(keep_best=2)))
+    assert [kind for kind, _ in begin(keeps, tmp_path).events] == ["resume"]
+    metadata.write_text(
+        json.dumps({key: value for key, value in read_run(metadata.parent.parent).items() if key != "validation"})
+    )
+    assert [kind for kind, _ in begin(experiment, tmp_path).events] == ["resume"]  # it keeps no best ones
+    (_, (kind, text)) = begin(keeps, tmp_path).events
+    assert kind == "warning" and "\n" not in text
+    assert "chosen by one pass over the held-out sequences" in text and "checkpoint.keep_best=2 kept" in text
 
 
 def test_a_checkpoint_of_the_other_placement_goes_on_and_says_so(source, tmp_path):

@@ -41,6 +41,19 @@ def make_config(source, **groups):
     return config_from_dict({key: {**settings.get(key, {}), **groups.get(key, {})} for key in {**settings, **groups}})
 
 
+def one_layer(**groups):
+    """Returns groups for `make_config`: one device and one layer, which compile soon, and every step is logged."""
+    small = {
+        "model": {"num_layers": 1},
+        "data": {"validation_fraction": 0.5},
+        "mesh": {"data": 1, "pipe": 1},
+        "sequence": {"chunks": 1, "per_pipeline": 2},
+        "stash": {"inputs": "keep", "attention": "keep"},
+        "train": {"steps": 10, "log_every": 1, "devices": "cpu:1"},
+    }
+    return {key: {**small.get(key, {}), **groups.get(key, {})} for key in {**small, **groups}}
+
+
 def run(config, run_dir, change=lambda experiment: experiment):
     """Trains as `sppo train` does.
 

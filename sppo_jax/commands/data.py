@@ -1,6 +1,5 @@
 """`sppo data`: the data of a config, before anything is trained on them; jax is not imported."""
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from sppo_jax.config import load_config
 from sppo_jax.data.open import open_data, write_parts
 from sppo_jax.data.parts import parse_part
 from sppo_jax.data.summary import as_dict, drawn, summarize
+from sppo_jax.files import json_text
 from sppo_jax.report.flex.line import teams_line
 from sppo_jax.report.run.data_text import data_text
 from sppo_jax.report.run.trained_line import trained_line
@@ -24,13 +24,13 @@ def run(words: Sequence[str]) -> int:
     config = load_config(args.config, args.overrides)
     if args.part:
         lines = write_parts(config, parse_part(args.part))
-        print(json.dumps({"parts": lines}, indent=2) if args.json else "\n".join(lines))
+        print(json_text({"parts": lines}, indent=2) if args.json else "\n".join(lines))
         return DONE
     data = open_data(config)
     summary = summarize(config, data) if data.sources else drawn(config, data)
     lines = {"groups": teams_line(config, data.training), "trained": trained_line(config, summary)}
     if args.json:
-        print(json.dumps(as_dict(summary) | lines, indent=2))
+        print(json_text(as_dict(summary) | lines, indent=2))
         return DONE
     encoding = sys.stdout.encoding or "utf-8"
     text = data_text(summary, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))

@@ -1,6 +1,7 @@
 """`sppo eval`: the validation loss of a checkpoint by position, and recall by distance, on the devices at hand."""
 
-import json
+import math
+import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -8,10 +9,11 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sppo_jax.commands.command import DONE, Parser, simulate_devices, some_path
+from sppo_jax.commands.command import DONE, FAILED, Parser, simulate_devices, some_path
 from sppo_jax.environment import set_memory_fraction, skip_cuda_without_driver
-from sppo_jax.files import parse_json, write_whole
+from sppo_jax.files import finite, json_text, parse_json, write_whole
 from sppo_jax.plan.plan import Plan
+from sppo_jax.units import NOT_FINITE, format_figure
 
 if TYPE_CHECKING:
     from sppo_jax.train.evaluate import Validation
@@ -21,7 +23,10 @@ _BAR = 32
 
 
 def run(words: Sequence[str]) -> int:
-    """Evaluates a checkpoint, prints the result and writes it into the run directory; returns the exit code."""
+    """Evaluates a checkpoint, prints the result and writes it into the run directory; returns the exit code.
+
+    A loss that is not finite is written too, and makes the command fail.
+    """
     args = _parser().parse_intermixed_args(words)
 
     from sppo_jax.train.checkpoint_read import find_checkpoint, read_run
@@ -39,11 +44,18 @@ def run(words: Sequence[str]) -> int:
     entry = _entry(checkpoint, saved, args.overrides, plan, found)
     written = _write(checkpoint, entry)
     if args.json:
-        print(json.dumps(entry, indent=2))
+        print(json_text(entry, indent=2))
     else:
         print(_text(entry, found, plan, time.perf_counter() - begin_s))
         print(f"wrote {written}" if written else "")
-    return DONE
+    if found.is_finite:
+        return DONE
+    print(
+        f"the validation loss of a checkpoint must be finite, got {NOT_FINITE} for {checkpoint}; evaluate an earlier "
+        "checkpoint, or train again from one with a lower optimizer.lr",
+        file=sys.stderr,
+    )
+    return FAILED
 
 
 def _parser() -> Parser:
@@ -83,7 +95,7 @@ def _entry(
         "mesh": mesh,
         "sequence_length": plan.sequence_length,
         "num_targets": found.num_targets,
-        **found.metrics(),
+        **finite(found.metrics()),
     }
 
 
@@ -92,7 +104,7 @@ def _write(checkpoint: Path, entry: Mapping[str, Any]) -> Path | None:
     directory = checkpoint.parent
     run_dir = directory.parent if directory.name == "checkpoints" else directory
     mesh = "-".join(f"{axis}{size}" for axis, size in entry["mesh"].items())
-    stem, text = f"eval-{entry['step']}-{mesh}-len{entry['sequence_length']}", json.dumps(entry, indent=2) + "\n"
+    stem, text = f"eval-{entry['step']}-{mesh}-len{entry['sequence_length']}", json_text(entry, indent=2) + "\n"
     path = run_dir / f"{stem}.json"
     try:
         path = _free_path(run_dir, stem, text)
@@ -123,25 +135,26 @@ def _result(text: str | bytes) -> dict[str, Any] | None:
 def _text(entry: Mapping[str, Any], found: "Validation", plan: Plan, seconds: float) -> str:
     mesh = plan.mesh
     lines = [
-        f"{entry['checkpoint']}: validation loss {found.loss:.4f} nats per token over {found.num_targets:,} tokens "
+        f"{entry['checkpoint']}: validation loss {format_figure(found.loss, '.4f')} nats per token over {found.extent} "
         f"({seconds:.1f} s on data {mesh.data} x pipe {mesh.pipe} x seq {mesh.seq})",
         "",
         f"{'position':>19}  {'loss':>7}  {'tokens':>9}",
     ]
-    most = max(bucket.loss for bucket in found.buckets)
+    most = max((bucket.loss for bucket in found.buckets if math.isfinite(bucket.loss)), default=1.0)
     for bucket in found.buckets:
         span = f"{bucket.first}..{bucket.last}"
-        lines.append(f"{span:>19}  {bucket.loss:7.4f}  {bucket.num_targets:9,}  {_bar(bucket.loss / most)}")
+        loss, share = format_figure(bucket.loss, "7.4f"), bucket.loss / most if most else 0.0
+        lines.append(f"{span:>19}  {loss:>7}  {bucket.num_targets:9,}  {_bar(share)}".rstrip())
     if (gap := found.late_minus_early) is not None:
         word = "lower" if gap < 0 else "HIGHER"
         lines.append(f"late positions are {abs(gap):.4f} nats {word} than the first sixteenth")
     if found.recall:
         lines += ["", f"{'recall at distance':>19}  {'found':>7}  {'answers':>9}"]
     for recall in found.recall:
-        share = f"{recall.accuracy:.1%}"
+        share = format_figure(recall.accuracy, ".1%")
         lines.append(f"{recall.distance:>19}  {share:>7}  {recall.num_targets:9,}  {_bar(recall.accuracy)}")
     return "\n".join(lines)
 
 
 def _bar(share: float) -> str:
-    return "#" * round(_BAR * max(0.0, share))
+    return "#" * round(_BAR * max(0.0, share)) if math.isfinite(share) else ""

@@ -1,6 +1,5 @@
 """`sppo fit`: compile the train step for a cluster that need not be there, and compare bytes."""
 
-import json
 import sys
 import warnings
 from argparse import Namespace
@@ -8,6 +7,7 @@ from collections.abc import Sequence
 
 from sppo_jax.commands.command import DOES_NOT_FIT, DONE, Parser, config_parser, load, read_plan, some_path
 from sppo_jax.config import Config, load_config
+from sppo_jax.files import json_text
 from sppo_jax.fit.compiled import MAX_EXPOSED, Fit, compile_plan, prepare_environment
 from sppo_jax.fit.nearest import Change, nearest_change
 from sppo_jax.hardware import Cluster
@@ -26,7 +26,7 @@ def run(words: Sequence[str]) -> int:
     change = None if fit.fits else _nearest(args, config, cluster, fit)
     if args.json:
         named = {"overrides": list(change.overrides)} if change else None
-        print(json.dumps({**fit.to_dict(), "cluster": cluster.name, "nearest_change": named}, indent=2))
+        print(json_text({**fit.to_dict(), "cluster": cluster.name, "nearest_change": named}, indent=2))
     else:
         print(f"{_headline(plan, cluster)}\n{fit.describe()}")
     if fit.exposed_activations_share > MAX_EXPOSED:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from sppo_jax.data.flex import window_pieces
 from sppo_jax.data.lengths import rows_of_corpus, rows_of_lengths
 from sppo_jax.data.open import open_data
 from sppo_jax.data.rows import Rows
+from sppo_jax.files import json_text
 from sppo_jax.flex.flexsp.costs import MODELS
 from sppo_jax.flex.lengths import corpora, read_lengths
 from sppo_jax.plan.plan import Plan
@@ -43,7 +43,7 @@ def run(words: Sequence[str]) -> int:
     figures = figures_of_teams(config, plan, windows, source)
     own = flexsp_figures(args.flexsp, plan.mesh.num_devices, windows) if args.flexsp else None
     if args.json is not None:
-        text = json.dumps(flex_dict(figures) | ({"flexsp": flexsp_dict(own)} if own else {}), indent=2)
+        text = json_text(flex_dict(figures) | ({"flexsp": flexsp_dict(own)} if own else {}), indent=2)
         if args.json == _STDOUT:
             print(text)
             return DONE

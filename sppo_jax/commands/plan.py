@@ -1,6 +1,5 @@
 """`sppo plan`: the plan for a config, and its reasons; touches no accelerator and does not import jax."""
 
-import json
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ from sppo_jax.commands.command import (
 from sppo_jax.commands.outputs import PAGE, TRACE, Output, check_outputs, files_read
 from sppo_jax.config import Config
 from sppo_jax.data.known import known_documents
+from sppo_jax.files import json_text
 from sppo_jax.report.plan.chrome_trace import chrome_trace
 from sppo_jax.report.plan.figures import Figures, figures_of
 from sppo_jax.report.plan.html import plan_html
@@ -126,7 +126,7 @@ def _seconds_shown() -> Iterator[None]:
 def _output(args: Namespace, config: Config, figures: Figures, bounds: dict[str, Bound]) -> str:
     if args.json:
         answers = {name: bound_dict(bound) for name, bound in bounds.items()}
-        return json.dumps(plan_dict(figures, **answers), indent=2)
+        return json_text(plan_dict(figures, **answers), indent=2)
     texts, cluster = [], resolve_cluster(config)
     if "max_length" in bounds:
         texts.append(max_length_text(bounds["max_length"], cluster))

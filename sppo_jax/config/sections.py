@@ -285,7 +285,7 @@ class TrainConfig(Section):
             "auto": the devices present.
         log_every: steps between two lines of metrics; at least 1.
         eval_every: steps between two validations, besides the one at the end; at least 1, or 0: only at the end.
-        eval_sequences: sequences of one validation, rounded up to whole batches; 0 (no validation) to 2147483647.
+        eval_sequences: most held-out sequences of one validation, each measured once; 0 (no validation) to 2147483647.
         init: a run directory or a checkpoint of a model of the same shape; a new run starts from its weights; null:
             weights drawn from `seed`, or those of `model.hf`.
         init_optimizer: whether a run with `init` also starts from the optimizer's moments; true or false.

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from sppo_jax import distributed
 from sppo_jax.data.token_map import TokenMap
 from sppo_jax.files import cache_directory, parse_json, temporary_directory
 from sppo_jax.locks import try_lock
@@ -253,7 +254,7 @@ def _cannot_write(directory: Path) -> str:
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[bool]:
     """Lets one process of this machine in at a time; yields whether the file system could lock."""
-    start_s, warned, alone = time.monotonic(), False, False
+    start_s, warned, alone, listener = time.monotonic(), False, False, distributed.Listener()
     with open(path, "a", encoding="utf-8") as file:
         while not alone:
             locked = try_lock(file)
@@ -261,6 +262,7 @@ def _lock(path: Path) -> Iterator[bool]:
                 break
             alone = locked
             if not alone:
+                listener.check()
                 time.sleep(0.05)
             if not alone and not warned and time.monotonic() - start_s > _WARN_AFTER_S:
                 warned = True

@@ -45,8 +45,17 @@ class Mixture:
 
     def _needed(self, source: int) -> int:
         """Returns the number of sequences with all of a source's first epoch."""
-        blocks, rest = divmod(len(self.sources[source]) - 1, int(self._counts[source]))
-        return blocks * BLOCK + int(np.flatnonzero(self._owner == source)[rest]) + 1
+        return int(self._numbers(source, np.array([len(self.sources[source]) - 1]))[0]) + 1
+
+    def _numbers(self, source: int, own: np.ndarray) -> np.ndarray:
+        """Returns the numbers in the mixture of sequences of a source, int64."""
+        blocks, rest = np.divmod(own.astype(np.int64), int(self._counts[source]))
+        return blocks * BLOCK + np.flatnonzero(self._owner == source)[rest]
+
+    def first_epochs(self, num_wanted: int) -> np.ndarray:
+        """Returns the first numbers that belong to the first epoch of their source, at most `num_wanted`, int64."""
+        epochs = [np.arange(min(len(source), num_wanted)) for source in self.sources]
+        return np.sort(np.concatenate([self._numbers(*each) for each in enumerate(epochs)]))[:num_wanted]
 
     def __getitem__(self, index: int) -> Batch:
         """Returns a sequence, see `Rows`."""

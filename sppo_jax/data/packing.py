@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from sppo_jax import distributed
 from sppo_jax.data.best_fit import best_fit, index_dtype
 from sppo_jax.data.corpus import Corpus
 from sppo_jax.data.mask_bit import split_words
@@ -89,7 +90,9 @@ class _Pieces:
 
 def _blocks(count: int) -> Iterator[slice]:
     """Yields slices of a number of items: what is computed for each item takes memory of a block alone."""
+    listener = distributed.Listener()
     for first in range(0, count, _BLOCK):
+        listener.check()
         yield slice(first, min(first + _BLOCK, count))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from tqdm import tqdm
 
+from sppo_jax import distributed
 from sppo_jax.data.compressed import COMPRESSED_SUFFIXES
 from sppo_jax.data.folders import File
 
@@ -39,6 +40,7 @@ class Progress:
         self._tokens, self._start_s = 0, time.monotonic()
         self._chars, self._chars_a_byte = 0, dict[str, float]()
         self._file: File | None = None
+        self._listener = distributed.Listener()
         self._done = 0
 
     def __enter__(self) -> Progress:
@@ -66,12 +68,14 @@ class Progress:
         self._show(self._done + min(self._file.num_bytes, int(self._chars / guess)))
 
     def add_bytes(self, count: int) -> None:
-        """Counts bytes that are copied as they are."""
+        """Counts bytes that are copied as they are; gives up where the run is told to stop."""
+        self._listener.check()
         self._done += count
         self._show(self._done)
 
     def add_tokens(self, count: int) -> None:
-        """Counts tokens, for their number a second."""
+        """Counts tokens, for their number a second; gives up where the run is told to stop."""
+        self._listener.check()
         self._tokens += count
         rate = self._tokens / max(time.monotonic() - self._start_s, 1e-9)
         self._bar.set_postfix_str(f"{tqdm.format_sizeof(rate)} tokens/s", refresh=False)

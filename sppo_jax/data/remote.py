@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
+from sppo_jax import distributed
+
 _T = TypeVar("_T")
 # The first block is small: of many files only the beginning is looked at.
 _FIRST_BYTES, _BLOCK_BYTES = 1 << 18, 1 << 23
@@ -116,7 +118,7 @@ def patiently(place: Remote | str, action: Callable[[], _T], at_byte: Callable[[
     Raises:
         ValueError: the failure will not pass, or has not passed for minutes.
     """
-    start_s, wait_s, told = time.monotonic(), _FIRST_WAIT_S, False
+    start_s, wait_s, told, listener = time.monotonic(), _FIRST_WAIT_S, False, distributed.Listener()
     while True:
         try:
             return action()
@@ -130,6 +132,7 @@ def patiently(place: Remote | str, action: Callable[[], _T], at_byte: Callable[[
                 where = f", from byte {at_byte():,}" if at_byte else ""
                 warnings.warn(f"{place} could not be reached ({_said(error)}); it is tried again{where}", stacklevel=3)
                 told = True
+            listener.check()
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 

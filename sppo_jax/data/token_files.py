@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sppo_jax import distributed
 from sppo_jax.config.data import DataConfig
 from sppo_jax.data.cache import Writer, name_of, named_entry, read_entry, user_directory
 from sppo_jax.data.corpus import Corpus, Spans, corpus_of
@@ -263,7 +264,9 @@ def _look_through(blocks: Iterable[np.ndarray], separator: int | None, ends: np.
 
 
 def _mapped_blocks(tokens: TokenMap) -> Iterator[np.ndarray]:
+    listener = distributed.Listener()
     for first in range(0, len(tokens), _BLOCK_TOKENS):
+        listener.check()
         yield tokens[first : first + _BLOCK_TOKENS]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sppo_jax.files import parse_json
+from sppo_jax.files import json_text, parse_json
 
 SCHEMA_VERSION = 1
 BLOCK = 512  # of the blockwise kernel (attention/blockwise.py)
@@ -135,7 +135,7 @@ def block_pairs(start: float, tokens: float, block: float, window: float = 0) ->
 
 def write_profile(profile: Profile, path: Path) -> None:
     """Writes figures as JSON, for `read_profile`."""
-    path.write_text(json.dumps(dataclasses.asdict(profile), indent=1) + "\n", encoding="utf-8")
+    path.write_text(json_text(dataclasses.asdict(profile), indent=1) + "\n", encoding="utf-8")
 
 
 def read_profile(path: Path) -> Profile:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ from sppo_jax.train.state import TrainState, to_tree
 
 _OF_ORBAX = "_CHECKPOINT_METADATA"
 _VALIDATION_LOSS, _DISK_FULL = "validation_loss", "No space left on device"
+# How a validation loss was measured. Runs of older versions measured whole batches, some sequences twice, and do not
+# say so.
+ONE_PASS = "one pass"
 
 
 class Checkpoints:
@@ -85,7 +89,7 @@ class Checkpoints:
             state: to save; a blocking save gives up its arrays.
             run: JSON to save beside it.
             step: of the state, and the checkpoint's name.
-            loss: of validation of this state, in nats; decides which checkpoints are best.
+            loss: of validation of this state, in nats; decides which checkpoints are best, if it is finite.
 
         Returns:
             The state to go on with, and why the save before, or this one, failed; None where neither did.
@@ -100,7 +104,8 @@ class Checkpoints:
 
     def _begin(self, tree: dict[str, Any], run: Mapping[str, Any], step: int, loss: float | None) -> str | None:
         """Begins to write a tree whose layers are in order; returns why that failed, None if it did not."""
-        metrics = None if loss is None else {_VALIDATION_LOSS: loss}
+        measured = loss is not None and math.isfinite(loss)
+        metrics = {_VALIDATION_LOSS: loss, "measured": ONE_PASS} if measured else None
         of_state = ocp.args.StandardSave(tree) if self._running is None else ocp.args.PyTreeSave(tree)
         items = ocp.args.Composite(**{STATE: of_state, RUN: ocp.args.JsonSave(run)})
         try:
@@ -212,14 +217,28 @@ def _what_to_keep(config: CheckpointConfig) -> checkpoint_managers.PreservationP
     if config.keep_every:
         policies.append(checkpoint_managers.EveryNSteps(config.keep_every))
     if config.keep_best:
-        best = checkpoint_managers.BestN(
-            get_metric_fn=_loss_of,
-            reverse=True,
-            n=config.keep_best,
-            keep_checkpoints_without_metrics=False,
-        )
-        policies.append(best)
+        policies.append(_Best(config.keep_best))
     return checkpoint_managers.AnyPreservationPolicy(policies)
+
+
+class _Best(checkpoint_managers.PreservationPolicy):
+    """Keeps the checkpoints of lowest validation loss: the best of one pass, and the best of an older version's rule.
+
+    Losses of the two rules do not compare, so neither takes the other's place.
+    """
+
+    def __init__(self, num_kept: int) -> None:
+        """Takes the number of checkpoints to keep of each rule."""
+        self._num_kept = num_kept
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        """Returns for each checkpoint whether it is among the best; of equal ones the newest are."""
+        groups: dict[Any, list[tuple[float, int]]] = {}
+        for info in checkpoints:
+            if info.metrics is not None and math.isfinite(_loss_of(info.metrics)):
+                groups.setdefault(info.metrics.get("measured"), []).append((_loss_of(info.metrics), -info.step))
+        best = {-step for group in groups.values() for _, step in sorted(group)[: self._num_kept]}
+        return [info.step in best for info in checkpoints]
 
 
 def save_params(directory: Path, params: nnx.State, config: Config) -> Path:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
 
 import jax
 import numpy as np
@@ -15,15 +15,19 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from sppo_jax.attention.validate import KEYS
-from sppo_jax.data.loader import Loader
-from sppo_jax.data.recall import with_distances
+from sppo_jax.data.held_out import OnePass
 from sppo_jax.data.rows import Batch, Rows
 from sppo_jax.pipeline.api import TokenScores
 from sppo_jax.plan.plan import Plan
 from sppo_jax.positions import Bucket, late_minus_early
 from sppo_jax.train.placement import gather, local_rows, place_batch
+from sppo_jax.units import format_figure
 
 Scores = Callable[[nnx.State, Mapping[str, jax.Array]], TokenScores]
+
+
+class Interrupted(Exception):
+    """A validation was told to stop: the message says how far it was; what it measured is dropped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +44,16 @@ class Validation:
     """Mean loss in nats a target, overall and by position, and recall by distance if the data ask for recall.
 
     Buckets without targets are left out. The seconds are those of the validation without compiling.
+
+    Args:
+        num_sequences: sequences that were measured, each once.
+        num_held_out: sequences that are held out; None if they are drawn without end.
     """
 
     loss: float
     num_targets: int
+    num_sequences: int
+    num_held_out: int | None = None
     buckets: tuple[Bucket, ...]
     recall: tuple[Recall, ...] = ()
     seconds: float = 0.0
@@ -54,11 +64,24 @@ class Validation:
         """Loss in the last bucket minus the loss at early positions; below 0 the context helps."""
         return late_minus_early(self.buckets)
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether the loss is a finite number."""
+        return math.isfinite(self.loss)
+
+    @property
+    def extent(self) -> str:
+        """What was measured, in words: "139 tokens in 2 of 2 sequences"."""
+        of = "" if self.num_held_out is None else f" of {self.num_held_out:,}"
+        return f"{self.num_targets:,} tokens in {self.num_sequences:,}{of} sequences"
+
     def metrics(self) -> dict:
         """Returns the fields of metrics.jsonl for a validation."""
         found: dict = {
             "validation_loss": self.loss,
             "validation_loss_by_position": [dataclasses.asdict(bucket) for bucket in self.buckets],
+            "validation_num_sequences": self.num_sequences,
+            "validation_num_held_out": self.num_held_out,
             "validation_s": self.seconds,
             "validation_compile_s": self.compile_s,
         }
@@ -68,16 +91,18 @@ class Validation:
 
     def describe(self) -> str:
         """Returns a short table."""
-        lines = [f"validation loss {self.loss:.4f} nats per token over {self.num_targets} tokens, by position:"]
+        lines = [f"validation loss {format_figure(self.loss, '.4f')} nats per token over {self.extent}, by position:"]
         for bucket in self.buckets:
             span = f"{bucket.first}..{bucket.last}"
-            lines.append(f"  {span:>16}  {bucket.loss:.4f}  ({bucket.num_targets} tokens)")
+            lines.append(f"  {span:>16}  {format_figure(bucket.loss, '.4f')}  ({bucket.num_targets} tokens)")
         if (gap := self.late_minus_early) is not None:
             late, word = self.buckets[-1], "lower" if gap < 0 else "HIGHER"
             lines.append(f"  late positions ({late.first}..{late.last}) are {abs(gap):.4f} nats {word} than early ones")
         if self.recall:
             lines.append("recall by distance:")
-        lines += [f"  {r.distance:>16}  {r.accuracy:.1%}  ({r.num_targets} answers)" for r in self.recall]
+        lines += [
+            f"  {r.distance:>16}  {format_figure(r.accuracy, '.1%')}  ({r.num_targets} answers)" for r in self.recall
+        ]
         return "\n".join(lines)
 
 
@@ -99,8 +124,11 @@ def validate(
     *,
     num_wanted: int,
     beat: Callable[[], None] = lambda: None,
+    told: Callable[[], bool] = lambda: False,
 ) -> Validation | None:
-    """Measures the loss of the first held-out sequences, the same at every call; every process reads whole batches.
+    """Measures the loss of the first held-out sequences, each once and the same on every mesh.
+
+    Every process reads whole batches.
 
     Args:
         token_scores: `f(params, batch)`, from `pipeline.api.evaluate`.
@@ -108,11 +136,15 @@ def validate(
         rows: the sequences held out.
         plan: says how many sequences a batch has.
         mesh: the plan's.
-        num_wanted: sequences, rounded up to whole batches.
+        num_wanted: most sequences to measure.
         beat: called before each batch.
+        told: returns whether all processes agree to stop; called before each batch.
 
     Returns:
         The losses; None if no token has a target.
+
+    Raises:
+        Interrupted: the processes agreed to stop.
     """
     num_sequences = plan.num_sequences
     own = local_rows(mesh, num_sequences)
@@ -120,8 +152,11 @@ def validate(
     def place(batch: Batch) -> dict[str, jax.Array]:
         return place_batch({key: value[own] for key, value in batch.items()}, plan, mesh)
 
-    with closing(Loader(with_distances(rows), num_sequences=num_sequences, local_rows=range(num_sequences))) as loader:
-        return evaluate(token_scores, params, islice(loader, -(-num_wanted // num_sequences)), place, beat)
+    chosen = OnePass(rows, num_wanted=num_wanted)
+    with closing(chosen.batches(num_sequences)) as batches:
+        found = evaluate(token_scores, params, _until_told(batches, told, chosen), place, beat)
+    counts = {"num_sequences": len(chosen), "num_held_out": chosen.num_held_out}
+    return dataclasses.replace(found, **counts) if found else None
 
 
 def evaluate(
@@ -146,11 +181,12 @@ def evaluate(
     """
     hits_by_distance: dict[int, list[int]] = {}  # answers, hits
     begin_s, compile_s = time.perf_counter(), 0.0
-    sums, counts, edges = np.zeros(12), np.zeros(12, np.int64), [0]
+    sums, counts, edges, num_sequences = np.zeros(12), np.zeros(12, np.int64), [0], 0
     for number, batch in enumerate(batches):
         beat()
         placed = place({key: batch[key] for key in KEYS if key in batch})
         compile_s += 0.0 if number else _prepare(token_scores, params, placed)
+        num_sequences += len(batch["targets"])
         scores = token_scores(params, placed)
         losses = gather(scores.losses_BS).astype(np.float64)
         edges = position_edges(losses.shape[1])
@@ -174,11 +210,22 @@ def evaluate(
     return Validation(
         loss=loss,
         num_targets=int(counts.sum()),
+        num_sequences=num_sequences,
         buckets=buckets,
         recall=recall,
         seconds=time.perf_counter() - begin_s - compile_s,
         compile_s=compile_s,
     )
+
+
+def _until_told(batches: Iterable[Batch], told: Callable[[], bool], chosen: OnePass) -> Iterator[Batch]:
+    """Yields batches until all processes agree to stop."""
+    num_done = 0
+    for batch in batches:
+        if told():
+            raise Interrupted(f"stopped after {min(num_done, len(chosen)):,} of {len(chosen):,} sequences")
+        yield batch
+        num_done += len(batch["targets"])
 
 
 def _prepare(token_scores: Scores, params: nnx.State, placed: Mapping[str, jax.Array]) -> float:

@@ -31,7 +31,7 @@ _OF_PLANS = (*_OF_DEVICES, "sequence", "model", "planner", "train.devices", "opt
 def saved_config(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
     """Returns the config of a checkpoint with overrides; for any mesh if the overrides ask for other devices.
 
-    A step takes as many sequences as in the run, so that the sequences that are held out are the same.
+    A step takes as many sequences as in the run.
 
     Args:
         saved: from `read_run`.

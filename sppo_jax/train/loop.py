@@ -3,7 +3,8 @@
 Outputs are read one step late: the loop hands step n + 1 to the devices, then waits for step n, so that the devices
 always have work. Step n also returns the request on which all processes agreed: continue, save, or save and stop.
 Before the loop saves or validates the state, the loop waits for the newest step too, because the next step reuses the
-state's memory.
+state's memory. A request to stop is also read between the batches of a validation and after a save, where no step runs;
+a process without others reads its own at every step.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from sppo_jax.compat import one_at_a_time
 from sppo_jax.config import Config, to_dict
 from sppo_jax.models import build_model
 from sppo_jax.plan.stall_limit import stall_limit_s, stall_problem, stall_text
-from sppo_jax.train.checkpoint import Checkpoints
+from sppo_jax.train.checkpoint import ONE_PASS, Checkpoints
 from sppo_jax.train.checkpoint_read import shapes_of
-from sppo_jax.train.evaluate import Validation, validate
-from sppo_jax.train.meter import Meter
+from sppo_jax.train.evaluate import Interrupted, Validation, validate
+from sppo_jax.train.meter import STAY_FINITE, Meter
 from sppo_jax.train.placement import batch_shapes, place_batch
 from sppo_jax.train.record import Record
 from sppo_jax.train.setup import Experiment, Start
@@ -32,6 +33,7 @@ from sppo_jax.train.signals import GO, STOP, Signals
 from sppo_jax.train.state import TrainState, shardings_of
 from sppo_jax.train.step import TrainStep, make_train_step
 from sppo_jax.train.watchdog import Watchdog
+from sppo_jax.units import NOT_FINITE
 from sppo_jax.version import __version__
 
 
@@ -92,7 +94,7 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
                 watchdog.beat(done, "step")
                 overdue = 0 < config.checkpoint.every_s <= time.monotonic() - saved_s
                 state, outputs = step(state, batch, signals.array(save=overdue))
-                asked = meter.wait()
+                asked = max(meter.wait(), signals.alone)
                 if one_step_in_flight:
                     jax.block_until_ready(outputs)
                 meter.write()
@@ -106,11 +108,11 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
                 asked, validated = max(asked, meter.wait()), None
                 if validates:
                     watchdog.beat(done, "evaluate")
-                    validated = _validate(experiment, state, watchdog)
-                    validation = validated or validation
+                    validated = _validate(experiment, state, done, watchdog, signals, record)
+                    validation, asked = validated or validation, max(asked, signals.agreed())
                 meter.write(validated.metrics() if validated else None)
                 if validated:
-                    record.say(validated.describe())
+                    _say(validated, done, record)
 
                 # Save: the copy to disk continues during the next steps, unless the plan says "blocking".
                 if saves or asked > GO:
@@ -119,7 +121,7 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
                         loss = validated.loss if validated else None
                         beside = to_save(experiment, done, meter.failure)
                         state, problem = checkpoints.save(state, beside, step=done, loss=loss)
-                    saved_s = time.monotonic()
+                    saved_s, asked = time.monotonic(), max(asked, signals.agreed())
                     record.saving(done, checkpoints.directory, problem)
                 record.report_soon()
 
@@ -160,19 +162,35 @@ def _due(config: Config, done: int, asked: int) -> tuple[bool, bool]:
     return to_validate, to_save or (checkpoint.every_steps > 0 and done % checkpoint.every_steps == 0)
 
 
-def _validate(experiment: Experiment, state: TrainState, watchdog: Watchdog) -> Validation | None:
+def _validate(
+    experiment: Experiment, state: TrainState, done: int, watchdog: Watchdog, signals: Signals, record: Record
+) -> Validation | None:
+    """Returns the validation; None if nothing is held out, or if the processes agree to stop before its end."""
     config = experiment.config
     if experiment.validation is None:
         return None
-    return validate(
-        experiment.token_scores,
-        state.params,
-        experiment.validation,
-        experiment.plan,
-        experiment.mesh,
-        num_wanted=config.train.eval_sequences,
-        beat=watchdog.beat_again,
-    )
+    try:
+        return validate(
+            experiment.token_scores,
+            state.params,
+            experiment.validation,
+            experiment.plan,
+            experiment.mesh,
+            num_wanted=config.train.eval_sequences,
+            beat=watchdog.beat_again,
+            told=lambda: signals.agreed() == STOP,
+        )
+    except Interrupted as stop:
+        later = f"; sppo eval {record.run_dir} measures it" if done == config.train.steps else ""
+        record.event("warning", done, f"step {done}: the validation {stop}; what it measured is dropped{later}")
+        return None
+
+
+def _say(validation: Validation, done: int, record: Record) -> None:
+    """Shows a validation, and warns of a loss that is not finite."""
+    record.say(validation.describe())
+    if not validation.is_finite:
+        record.event("warning", done, f"step {done}: the validation loss is {NOT_FINITE}; {STAY_FINITE}")
 
 
 def to_save(experiment: Experiment, done: int, failure: str | None) -> dict[str, Any]:
@@ -188,6 +206,7 @@ def to_save(experiment: Experiment, done: int, failure: str | None) -> dict[str,
         "shapes": shapes_of(nnx.state(build_model(config, abstract=True), nnx.Param)),  # without a mesh's zeros
         "version": __version__,
         "failure": failure,
+        "validation": ONE_PASS,
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import deque
@@ -35,6 +34,8 @@ def peak_flops_per_s(config: MetricsConfig, device: jax.Device) -> float | None:
         return None
 
 
+# What to do about a loss or a gradient that is not finite.
+STAY_FINITE = "lower optimizer.lr, raise optimizer.warmup_steps, or look at the data of these steps"
 _WINDOW, _MIN_STEPS, _MIN_SIGMAS = 50, 20, 6.0
 
 
@@ -177,7 +178,7 @@ class Meter:
         """Records an event for a step that was skipped or whose loss is a spike."""
         loss, limit = outputs["loss"], self._experiment.config.train.max_nonfinite
         if outputs["num_skipped_in_row"]:
-            text, advice = f"a loss of {loss} and a gradient norm of {outputs['grad_norm']}", _ADVICE
+            text, advice = f"a loss of {loss} and a gradient norm of {outputs['grad_norm']}", STAY_FINITE
             if outputs["is_bad_update"]:
                 text, advice = f"{text} whose update is not finite", _ADVICE_OF_UPDATES
             in_row = outputs["num_skipped_in_row"]
@@ -202,8 +203,8 @@ class Meter:
         flops_per_s = flops_per_token(config.model, length) * places_per_s
         return {
             "step": step,
-            "loss": _finite(outputs["loss"]) if outputs["num_targets"] else None,
-            "grad_norm": _finite(outputs["grad_norm"]),
+            "loss": outputs["loss"] if outputs["num_targets"] else None,
+            "grad_norm": outputs["grad_norm"],
             "learning_rate": float(self._learning_rates[max(step - 1 - self._num_skipped, 0)]),
             "tokens_per_s": self._num_targets / num_steps / step_s,
             "places_per_s": places_per_s,
@@ -213,19 +214,14 @@ class Meter:
             **peak_memory(),
             "skipped": self._num_skipped,
             "spike": self._is_spike,
-            **{name: _finite(value) for name, value in outputs.items() if name not in _OUTPUTS},
+            **{name: value for name, value in outputs.items() if name not in _OUTPUTS},
         }
 
 
 # Outputs of a step that become metrics by other names, or events.
 _OUTPUTS = ("loss", "grad_norm", "num_targets", "is_bad_update", "num_skipped", "num_skipped_in_row", "signal")
-# What to change where too many steps were skipped: for their gradients, and for what the optimizer made of these.
-_ADVICE = "lower optimizer.lr, raise optimizer.warmup_steps, or look at the data of these steps"
+# What to change where too many steps were skipped for what the optimizer made of their gradients.
 _ADVICE_OF_UPDATES = (
     "lower optimizer.lr, optimizer.weight_decay or model.experts.bias_rate, or raise optimizer.eps; the data of these "
     "steps are not the cause"
 )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import sys
@@ -18,12 +17,13 @@ from tqdm import tqdm
 
 from sppo_jax import distributed
 from sppo_jax.config import Config
-from sppo_jax.files import write_whole
+from sppo_jax.files import finite, json_text, write_whole
 from sppo_jax.output import lost_lines
 from sppo_jax.report.run.html import write_report
 from sppo_jax.report.run.speed import speed_text
 from sppo_jax.train.run_dir import forget_after
 from sppo_jax.train.trackers import open_trackers
+from sppo_jax.units import NOT_FINITE, format_figure
 
 
 class Progress:
@@ -41,13 +41,17 @@ class Progress:
         self._bar = tqdm(total=num_steps, initial=first, unit="step", file=sys.stdout) if is_terminal else None
 
     def log(self, metrics: Mapping[str, Any]) -> None:
-        """Shows the metrics of a step: step, loss, tokens and places per second, seconds, MFU, peak memory."""
+        """Shows the metrics of a step: step, loss, tokens and places per second, seconds, MFU, peak memory.
+
+        Figures that are not finite are None.
+        """
         if not self._start_s:
-            self._start_s = time.perf_counter() - metrics["step_s"] * (metrics["step"] - self._first)
+            self._start_s = time.perf_counter() - (metrics["step_s"] or 0.0) * (metrics["step"] - self._first)
         if self._bar is None:
             print(self._line(metrics), flush=True)
             return
-        self._bar.set_postfix_str(f"loss {_loss(metrics)}, {_speed(metrics)}", refresh=False)
+        loss = format_figure(metrics["loss"], ".4f")
+        self._bar.set_postfix_str(f"loss {loss}, {_speed(metrics)}", refresh=False)
         self._bar.update(metrics["step"] - self._bar.n)
 
     def say(self, text: str) -> None:
@@ -67,9 +71,9 @@ class Progress:
         left_s = (time.perf_counter() - self._start_s) / (step - self._first) * (self._num_steps - step)
         parts = [
             f"step {step:>{width}}/{self._num_steps}",
-            f"loss {_loss(metrics)}",
+            f"loss {format_figure(metrics['loss'], '.4f')}",
             _speed(metrics),
-            f"step {metrics['step_s']:.3f} s",
+            f"step {format_figure(metrics['step_s'], '.3f')} s",
         ]
         if metrics.get("mfu") is not None:
             parts.append(f"mfu {metrics['mfu']:.1%}")
@@ -79,12 +83,9 @@ class Progress:
         return "  ".join([*parts, f"eta {_clock(left_s)}"])
 
 
-def _loss(metrics: Mapping[str, Any]) -> str:
-    return "not finite" if metrics["loss"] is None else f"{metrics['loss']:.4f}"
-
-
 def _speed(metrics: Mapping[str, Any]) -> str:
-    return speed_text(metrics["tokens_per_s"], metrics["places_per_s"])
+    tokens = metrics["tokens_per_s"]
+    return f"{NOT_FINITE} tokens/s" if tokens is None else speed_text(tokens, metrics["places_per_s"])
 
 
 def _clock(seconds: float) -> str:
@@ -122,8 +123,9 @@ class Record:
             self._progress = Progress(config.train.steps, first=step)
 
     def metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Writes a line of metrics and shows it."""
+        """Writes a line of metrics and shows it; figures that are not finite become None for all who read them."""
         if self._is_main:
+            metrics = finite(dict(metrics))
             self._append(self.run_dir / "metrics.jsonl", metrics)
             self._trackers.log(metrics)
             self._progress.log(metrics)
@@ -194,7 +196,7 @@ class Record:
 
     def _append(self, path: Path, entry: Mapping[str, Any]) -> None:
         """Appends a line; text that a full disk refuses is kept and written with the next line."""
-        self._lost.append((path, json.dumps(entry, allow_nan=False) + "\n"))
+        self._lost.append((path, json_text(dict(entry)) + "\n"))
         try:
             while self._lost:
                 _append_line(*self._lost[0])

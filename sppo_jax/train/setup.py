@@ -31,6 +31,7 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.rules import Facts, broken
 from sppo_jax.search.make import costs_of
 from sppo_jax.train import layer_order
+from sppo_jax.train.checkpoint import ONE_PASS
 from sppo_jax.train.checkpoint_read import Restored, checkpoint_steps, other_folders, restore_newest
 from sppo_jax.train.evaluate import Scores
 from sppo_jax.train.init_from import state_of_run
@@ -214,7 +215,8 @@ def _go_on(experiment: Experiment, restored: Restored, directory: Path, notes: l
         plan += f"; optimizer state moved from {places[0]} to {places[1]} memory"
     rate = rate_change(restored.run.get("config", {}), experiment.config, step - int(state.num_skipped))
     text = f"resumes from {directory / str(step)}, {restored.run['data']['sequence']} sequences read{plan}{rate}"
-    events = (*(("corrupt", note) for note in notes), ("resume", text), *new_weights(experiment.config, restored.run))
+    rules = (*new_weights(experiment.config, restored.run), *rule_of_best(experiment.config, restored.run))
+    events = (*(("corrupt", note) for note in notes), ("resume", text), *rules)
     return Start(state=state, step=step, directory=directory, events=events)
 
 
@@ -230,6 +232,26 @@ def new_weights(config: Config, saved: dict[str, Any]) -> tuple[tuple[str, str],
     text = (
         "the loss that balances experts now weighs each packed sequence by its tokens without padding; before, all "
         "sequences of a step weighed alike"
+    )
+    return (("warning", text),)
+
+
+def rule_of_best(config: Config, saved: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Returns the event of a run whose best checkpoints were chosen by the rule of an older version, if it keeps any.
+
+    That rule measured whole batches, and began again where the held-out sequences ended.
+
+    Args:
+        config: all settings.
+        saved: what was saved beside the state from which the run goes on.
+    """
+    kept = config.checkpoint.keep_best
+    if not kept or saved.get("validation") == ONE_PASS:
+        return ()
+    text = (
+        "the best checkpoints are now chosen by one pass over the held-out sequences, each counted once; what "
+        f"checkpoint.keep_best={kept} kept by the validation losses of an older version stays beside them, because the "
+        "losses do not compare"
     )
     return (("warning", text),)
 

@@ -2,7 +2,7 @@
 
 One process may be told to stop, or may find that a save is due, and all processes must do so after the same step. Each
 process writes its request to a small array, which is an argument of every step. The step returns the largest request
-with the loss. The processes exchange nothing else.
+with the loss. Between the batches of a validation, and where no step runs, the processes gather the array by itself.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sppo_jax import distributed
 from sppo_jax.stopping import SAVES, Stopping, in_force
+from sppo_jax.train.placement import gather
 
 GO, SAVE, STOP = 0, 1, 2
 
@@ -54,6 +55,15 @@ class Signals:
             whole = np.full(self._shape, asked, np.int32)
             self._arrays[asked] = jax.make_array_from_callback(self._shape, self._sharding, lambda index: whole[index])
         return self._arrays[asked]
+
+    def agreed(self) -> int:
+        """Returns the largest request of all processes at this moment; all processes must call it at the same place."""
+        return self.alone if distributed.num_processes() == 1 else int(gather(self.array()).max())
+
+    @property
+    def alone(self) -> int:
+        """The request of the only process, which need not wait for a step to agree; GO where there are several."""
+        return STOP if self.stop_reason and distributed.num_processes() == 1 else GO
 
     def __enter__(self) -> Signals:
         """Uses the command's signal handlers; without a command, installs handlers that make requests at once."""

@@ -1,10 +1,10 @@
 """A plan's simulated step as a Chrome trace, which Perfetto and chrome://tracing open; imports no jax."""
 
-import json
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from typing import Any
 
+from sppo_jax.files import json_text
 from sppo_jax.report.plan.figures import Figures
 from sppo_jax.report.plan.occupancy import occupancy
 from sppo_jax.report.plan.words import schedule_of, subject
@@ -43,7 +43,7 @@ def chrome_trace(figures: Figures) -> str:
             "subject": subject(figures),
         },
     }
-    return json.dumps(trace, separators=(",", ":"))
+    return json_text(trace, separators=(",", ":"))
 
 
 def _process(figures: Figures) -> Iterator[Event]:

@@ -93,7 +93,10 @@ def number(row: Mapping[str, Any], key: str) -> float | None:
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number that no float holds
+        return None
 
 
 def _step(row: Mapping[str, Any]) -> int | None:

@@ -35,11 +35,17 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """One validation: loss, and loss by position."""
+    """One validation: loss, loss by position, and how many of the held-out sequences it measured.
+
+    The numbers of sequences are None where the line does not have them: a run of an older version, or a task whose
+    sequences are drawn without end.
+    """
 
     step: int
     loss: float
     buckets: tuple[Bucket, ...]
+    num_sequences: int | None = None
+    num_held_out: int | None = None
 
     @property
     def late_minus_early(self) -> float | None:
@@ -94,15 +100,26 @@ def thin(points: Sequence[Point], num_points: int = 400) -> list[Point]:
 
 
 def validations(rows: Iterable[Mapping[str, Any]]) -> list[Validation]:
-    """Returns the validations of a run."""
+    """Returns the validations of a run whose loss is finite."""
     found = []
     for row in rows:
         loss = number(row, "validation_loss")
         if loss is not None:
             buckets = [_bucket(entry) for entry in _entries(row, "validation_loss_by_position")]
             whole = sorted((bucket for bucket in buckets if bucket), key=lambda bucket: bucket.first)
-            found.append(Validation(step=row["step"], loss=loss, buckets=tuple(whole)))
+            counts = {key: _whole(row, f"validation_{key}") for key in ("num_sequences", "num_held_out")}
+            found.append(Validation(step=row["step"], loss=loss, buckets=tuple(whole), **counts))
     return found
+
+
+def not_finite(rows: Iterable[Mapping[str, Any]]) -> list[int]:
+    """Returns the steps of the validations whose loss is not finite."""
+    return [row["step"] for row in rows if "validation_loss" in row and number(row, "validation_loss") is None]
+
+
+def _whole(row: Mapping[str, Any], key: str) -> int | None:
+    value = number(row, key)
+    return None if value is None else int(value)
 
 
 def recalls(rows: Iterable[Mapping[str, Any]]) -> list[Recall]:
@@ -141,6 +158,7 @@ class RunFigures:
     status: Status
     loss: tuple[Point, ...]
     validations: tuple[Validation, ...]
+    not_finite: tuple[int, ...]
     recalls: tuple[Recall, ...]
     parts_s: dict[str, float]
 
@@ -162,6 +180,13 @@ class RunFigures:
     def resumes(self) -> list[int]:
         """The steps from which the run was resumed."""
         return [step for event in self.of_kind("resume") if (step := number(event, "step")) is not None]
+
+    @property
+    def best(self) -> Validation | None:
+        """The validation of lowest loss among those that measured what the last one did."""
+        held_out = self.validations
+        alike = [each for each in held_out if each.num_sequences == held_out[-1].num_sequences]
+        return min(alike, key=lambda each: each.loss) if alike else None
 
     @property
     def tokens(self) -> int | None:
@@ -214,6 +239,7 @@ def figures_of_run(data: RunData) -> RunFigures:
         status=status_of(data),
         loss=tuple(series(data.rows, "loss")),
         validations=tuple(validations(data.rows)),
+        not_finite=tuple(not_finite(data.rows)),
         recalls=tuple(recalls(data.rows)),
         parts_s=parts_of(data.rows),
     )

@@ -11,9 +11,9 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.report.draw.chart import count_text
 from sppo_jax.report.plan.words import seconds, settings_of
 from sppo_jax.report.run.data import number
-from sppo_jax.report.run.figures import Point, RunFigures, duration
+from sppo_jax.report.run.figures import Point, RunFigures, Validation, duration
 from sppo_jax.report.run.speed import is_alike, speed_text
-from sppo_jax.units import format_bytes
+from sppo_jax.units import NOT_FINITE, format_bytes
 
 _KINDS = {"finished": "fits", "running": "fits", "starting": "", "stopped": "warn", "stopped answering": "not"}
 # Rows of the tables of events and of skipped steps.
@@ -49,9 +49,11 @@ def head_cards(figures: RunFigures) -> list[tuple[str, str, str]]:
     if figures.loss:
         last_loss = figures.loss[-1]
         boxes.append((f"{last_loss.value:.4f}", f"loss of step {last_loss.step:,}, nats per token", ""))
-    if figures.validations:
-        last, best = figures.validations[-1], min(figures.validations, key=lambda v: v.loss)
-        below = f"validation loss after step {last.step:,}" + (
+    if broken := _broken(figures):
+        boxes.append((NOT_FINITE, f"validation loss after step {broken:,}", "warn"))
+    if figures.validations and figures.best:
+        last, best = figures.validations[-1], figures.best
+        below = f"validation loss after step {last.step:,}{_of_held_out(last)}" + (
             "" if best is last else f", best {best.loss:.4f} at {best.step:,}"
         )
         boxes.append((f"{last.loss:.4f}", below, ""))
@@ -166,12 +168,12 @@ def choice_rows(plan: Plan) -> list[tuple[str, str, str]]:
 
 def summary(figures: RunFigures) -> str:
     """Returns five lines for a terminal."""
-    status, num_steps, held_out = figures.status, figures.num_steps, figures.validations
+    status, num_steps = figures.status, figures.num_steps
     tokens, places, mfu = (figures.recent(key) for key in ("tokens_per_s", "places_per_s", "mfu"))
     steps = f"step {figures.step:,}" + (f" of {num_steps:,}" if num_steps else "")
     lines = [f"{figures.data.name}: {status.word} ({status.why}), {steps}"]
     lines.append(f"loss         {_loss_words(figures.loss)}")
-    lines.append(f"validation   {_validation_words(held_out)}")
+    lines.append(f"validation   {_validation_words(figures)}")
     if tokens is None and places is None:
         lines.append("speed        not known yet")
     else:
@@ -196,12 +198,29 @@ def _loss_words(points: Sequence[Point]) -> str:
     return f"{first.value:.4f} at step {first.step:,}, {last.value:.4f} at step {last.step:,}"
 
 
-def _validation_words(held_out: Sequence) -> str:
-    if not held_out:
-        return "none yet"
-    last, gain = held_out[-1], held_out[-1].late_minus_early
+def _validation_words(figures: RunFigures) -> str:
+    broken = _broken(figures)
+    now = f"{NOT_FINITE} at step {broken:,}" if broken else ""
+    if not figures.validations:
+        return now or "none yet"
+    last = figures.validations[-1]
+    gain = last.late_minus_early
     far = "" if gain is None else f", late positions {gain:+.4f} against early ones"
-    return f"{last.loss:.4f} at step {last.step:,}{far}"
+    finite = f"{last.loss:.4f} at step {last.step:,}{_of_held_out(last)}{far}"
+    return f"{now}; {finite}" if now else finite
+
+
+def _broken(figures: RunFigures) -> int | None:
+    """Returns the step of the last validation if its loss is not finite."""
+    finite = max((validation.step for validation in figures.validations), default=0)
+    return next((step for step in figures.not_finite[-1:] if step > finite), None)
+
+
+def _of_held_out(validation: Validation) -> str:
+    """Says how many of the held-out sequences a validation measured, where its line says that."""
+    if validation.num_sequences is None or validation.num_held_out is None:
+        return ""
+    return f" over {validation.num_sequences:,} of {validation.num_held_out:,} sequences"
 
 
 def _left(figures: RunFigures) -> str:

@@ -24,6 +24,8 @@ def test_of_a_prompt_in_messages_the_completion_alone_is_trained(tmp_path):
     assert trained(opened(tmp_path, [row], train_on="all")) == ["<assistant>A\n<user>Q\n<assistant>A\n"]
     excluded = row | {"completion": [ASSISTANT | {"weight": 0}, USER, ASSISTANT]}
     assert trained(opened(tmp_path, [excluded])) == ["A\n"]
+    # What is ignored is what messages say, not that the prompt is given.
+    assert trained(opened(tmp_path, [row], ignore_keys=["train"])) == ["A\nA\n"]
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,10 @@ def with_messages(row: dict[str, Any], config: DataConfig, where: str) -> dict[s
     form = config.format if config.format != "auto" else (*forms, "chat")[0]
     if not row_trains(row, where, "conversation"):
         return None
-    key = config.chat.messages_key
+    key, num_given = config.chat.messages_key, 0
     if form == "prompt":
-        row = row | {key: _of_prompt(row, where)}
+        given, completion = _prompt_and_completion(row, where)
+        row, num_given = row | {key: given + completion}, len(given)
     elif form == "alpaca":
         row = row | {key: _of_instruction(row, where)}
     elif key not in row and SHAREGPT in row:
@@ -44,8 +45,9 @@ def with_messages(row: dict[str, Any], config: DataConfig, where: str) -> dict[s
         return row  # whoever makes a conversation of it says what is wrong
     if config.ignore_keys:
         row = row | {key: (messages := [without(message, config.ignore_keys) for message in messages])}
-    if concerning(tuple(row), "conversation"):
+    if num_given or concerning(tuple(row), "conversation"):
         trains = per_message(row, [_role(message) for message in messages], where)
+        trains[:num_given] = [False] * num_given
         both = zip(messages, trains, strict=True)
         row = row | {key: [message if learned else message | {TRAIN: False} for message, learned in both]}
     return row
@@ -55,18 +57,19 @@ def _role(message: Message) -> str:
     return str(message.get("role", message.get("from")))
 
 
-def _of_prompt(row: dict[str, Any], where: str) -> list[Message]:
+def _prompt_and_completion(row: dict[str, Any], where: str) -> list[list[Message]]:
     """Returns the messages of a prompt, which are not trained, and those of its completion."""
-    lists = {key: row.get(key) for key in (PROMPT, COMPLETION)}
-    for key, found in lists.items():
+    lists = []
+    for key in (PROMPT, COMPLETION):
+        found = row.get(key)
         if not isinstance(found, list) or not all(isinstance(message, dict) for message in found):
             got = f"a value of type {type(found).__name__}" if found is not None else "none"
             raise ValueError(
                 f"{PROMPT} and {COMPLETION} must both be lists of messages in each row of a file (or both text), got "
                 f"{got} for {key} in {where}; correct the row, or write it to another file"
             )
-    prompt, completion = lists.values()
-    return [message | {TRAIN: False} for message in prompt or ()] + list(completion or ())
+        lists.append(found)
+    return lists
 
 
 def _of_instruction(row: dict[str, Any], where: str) -> list[Message]:

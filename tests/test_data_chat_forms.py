@@ -141,6 +141,17 @@ def test_a_template_that_takes_lists_gets_them():
     assert found.text == "<|im_start|>user\n[a][b]<|im_end|>\n<|im_start|>assistant\n[a][b]<|im_end|>\n"
 
 
+@pytest.mark.parametrize("arguments", ["call.function.arguments | tojson", "call.function.arguments + ''"])
+def test_a_template_that_writes_calls_in_place_of_no_text_gets_no_text(arguments):
+    source = SHAPES["chatml"].replace("m.tool_calls or []", "([] if m.content is string else m.tool_calls) or []")
+    source = source.replace("{{- m.content }}", "{{- m.content or '' }}")
+    source = source.replace("call.function | tojson", "call.function.name + " + arguments)
+    found = ChatTemplate(source, name="t", variables={}).render(
+        chat_of({"messages": called(RESULT | {"content": "42"}, tool_calls=[CALL])}, ChatConfig(), "here")
+    )
+    assert '<|im_start|>assistant\n<call>get{"of": "X9"}</call><|im_end|>' in found.text
+
+
 def test_a_template_that_knows_a_role_keeps_it():
     source = SHAPES["thinks"].replace("in ('user', 'system')", "in ('user', 'system', 'developer', 'human')")
     messages = [{"role": role, "content": role[:3].upper()} for role in ("developer", "human", "gpt")]

@@ -43,21 +43,29 @@ def text_of(messages):
     )
 
 
-# What lies at the cut, the conversation, and the messages that the newest turns and the leading turns are, at a length
-# that has room for them and for little more.
-ANSWER = asked(1, 2, 3)
+# What lies at the cut, the conversation, the messages that the newest turns and the leading turns are, and further ones
+# for which a sequence has room, and for little more.
+ANSWER, LONG = asked(1, 2, 3), {"role": "user", "content": "Q" * 300}
 CUTS = {
-    "an answer": (ANSWER, ANSWER[2:], ANSWER[:4]),
-    "a system message": ([SYSTEM, *ANSWER], [SYSTEM, *ANSWER[2:]], [SYSTEM, *ANSWER[:4]]),
+    "an answer": (ANSWER, ANSWER[2:], ANSWER[:4], []),
+    "a system message": ([SYSTEM, *ANSWER], [SYSTEM, *ANSWER[2:]], [SYSTEM, *ANSWER[:4]], []),
     "a tool's result": (
         [SYSTEM, *with_tool(1), *asked(2)],
         [SYSTEM, *asked(2)],
         [SYSTEM, *with_tool(1)[:2]],
+        [],
+    ),
+    "a tool's result, with its call": (
+        [SYSTEM, LONG, *with_tool(1)[1:], *asked(2)],
+        [SYSTEM, *asked(2)],
+        [],
+        [SYSTEM, *with_tool(1)[1:], *asked(2)],
     ),
     "an answer that alone is too long": (
         [*asked(1), {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A" * 400}],
         [],
         asked(1),
+        [],
     ),
 }
 RULES = ("auto", "newest", "turns", "cut", "drop")
@@ -96,9 +104,9 @@ def read(folder, messages, **more):
 @pytest.mark.parametrize("too_long", [*RULES, "refuse"])
 @pytest.mark.parametrize("cut", CUTS)
 def test_what_is_kept(tmp_path, cut, too_long, train_on):
-    messages, newest, leading = CUTS[cut]
-    short, whole = [*asked(9)][:2], text_of(messages)
-    length = max(len(text_of(newest)), len(text_of(leading))) + 5
+    messages, newest, leading, room = CUTS[cut]
+    short, whole = asked(9), text_of(messages)
+    length = max(len(text_of(some)) for some in (newest, leading, room)) + 5
     rule = too_long if too_long != "auto" else "newest" if train_on == "last" else "turns"
     more = {"length": length, "too_long": too_long, "train_on": train_on}
     if rule == "refuse":
@@ -148,6 +156,20 @@ def test_as_many_turns_are_kept_as_fit_and_few_are_rendered(tmp_path, monkeypatc
         assert text == next(one for one in fitting if len(one) <= length)
         assert len(num_renders) <= 3
         num_renders.clear()
+
+
+@pytest.mark.parametrize("change", ["shorter", "longer"])
+def test_as_many_turns_are_kept_as_fit_where_templates_count_turns(tmp_path, change):
+    """A template may write more, or less, of later turns than of the first."""
+    mark = {"shorter": "'x' * loop.index", "longer": "'x' * (40 - loop.index)"}[change]
+    template, messages = CHATML.replace("{{- m.content }}", "{{- m.content + " + mark + " }}"), asked(*range(10, 20))
+    found = {}
+    for first in range(2, len(messages), 2):
+        ((text, _),), _, _ = read(tmp_path, messages[first:], length=9999, template=template)
+        found[first] = text
+    for first, text in found.items():
+        ((newest, _),), _, _ = read(tmp_path, messages, length=len(text), too_long="newest", template=template)
+        assert newest == text, first
 
 
 def test_the_newest_turns_are_rendered_as_a_conversation_of_their_own(tmp_path):

@@ -72,6 +72,7 @@ def test_a_message_that_a_construct_leaves_out_is_refused(construct):
 
 
 NO_TOOL, NO_USER = ("'' if m.role == '" + role + "' else m.content" for role in ("tool", "user"))
+NO_TEXT, FAR = "m.content if m.role == 'user'", "kind" + " and" * 100 + " words"
 LONG = A | {"content": "right but long"}
 
 
@@ -84,6 +85,11 @@ LONG = A | {"content": "right but long"}
             ("m.tool_calls or []", "[]"),
             [*calling({"of": "a longer value"}), A],
             "the call of 'get' left out of message 2",
+        ),
+        (
+            ("m.content", NO_TEXT),
+            calling({"of": FAR}, content="kind words"),
+            "the text 'kind words' left out of message 2",
         ),
         (("m.tool_calls or []", "[]"), [*calling({}, "start"), A], "the call of 'start' left out of message 2"),
         (("m.content", NO_USER), [Q | {"content": "user"}, A], "the text 'user' left out of message 1"),

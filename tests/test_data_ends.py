@@ -1,6 +1,7 @@
 """How texts end: with the folder's eos_token, with what the tokenizer adds, or with nothing."""
 
 import json
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,9 +10,11 @@ import yaml
 from tokenizer_folders import END, START, make_folder
 
 from sppo_jax.config import config_from_dict
-from sppo_jax.data.ends import earlier_end_token
+from sppo_jax.data.ends import earlier_end_token, warn_of_other_ends
+from sppo_jax.data.mask_bit import split_words
 from sppo_jax.data.open import open_data
 from sppo_jax.data.summary import summarize
+from sppo_jax.models.hf_tokenizer import end_tokens_of
 from sppo_jax.report.run.data_text import data_text
 from sppo_jax.train.run_dir import changes_since, write_run
 from sppo_jax.train.setup import _go_on
@@ -128,3 +131,50 @@ def test_a_run_that_began_before_goes_on_with_the_value_that_the_line_names(tmp_
     other = SimpleNamespace(config=again, data_fingerprint=before)
     with pytest.raises(ValueError, match="not 0.; name the old documents with data.source"):
         _go_on(other, SimpleNamespace(run={"step": 1, "data": {"fingerprint": "0"}}), Path("run"), [])
+
+
+def test_an_evaluation_of_a_run_that_began_before_is_told(tmp_path):
+    make_folder(tmp_path / "t", settings={})
+    config = config_of(tmp_path)
+    with pytest.warns(UserWarning, match="got other documents .fingerprint b, not a.; add data.end_token=null if"):
+        warn_of_other_ends(config, "b", "a")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_other_ends(config, "a", "a")
+        warn_of_other_ends(config, "b", None)
+        warn_of_other_ends(config_of(tmp_path, end_token=None), "b", "a")
+
+
+def test_a_completion_ends_as_a_text_does(tmp_path):
+    make_folder(tmp_path / "t", settings={})
+    rows = [{"prompt": "a", "completion": completion} for completion in ("b", "b</s>")]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corpus = open_data(config_of(tmp_path, source="p.jsonl")).sources[0].training.corpus
+    spans = zip(corpus.starts, corpus.ends, strict=True)
+    found = [[part.tolist() for part in split_words(corpus.read(*span))] for span in spans]
+    assert found[0] == found[1] and found[0][0][-1] == 1 and found[0][1] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    "generation", [None, {}, {"eos_token_id": 3}, {"eos_token_id": [3, 4]}, {"eos_token_id": None}]
+)
+@pytest.mark.parametrize(
+    "config", [{}, {"eos_token_id": 3}, {"eos_token_id": [4, 3]}, {"text_config": {"eos_token_id": 4}}]
+)
+def test_stop_tokens_come_from_where_transformers_has_them(tmp_path, generation, config):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    try:  # as transformers does when it loads a model
+        theirs = transformers.GenerationConfig.from_pretrained(tmp_path)
+    except OSError:
+        name = "config.json"
+        theirs = transformers.GenerationConfig.from_pretrained(tmp_path, config_file_name=name, _from_model_config=True)
+    wanted = theirs.eos_token_id
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = end_tokens_of(tmp_path)
+    assert found == (wanted if isinstance(wanted, list) else [] if wanted is None else [wanted])
+    inner = config.get("eos_token_id", config.get("text_config", {}).get("eos_token_id"))
+    unread = set(inner if isinstance(inner, list) else [] if inner is None else [inner]) - set(found)
+    assert len(told) == bool(unread)

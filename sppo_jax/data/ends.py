@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable
 
 import numpy as np
@@ -63,3 +64,20 @@ def earlier_end_token(config: Config) -> str | None:
     except ValueError:
         return None
     return f"'\"{encoder.decode(np.array(encoder.own_end))}\"'" if encoder.own_end else "null"
+
+
+def warn_of_other_ends(config: Config, got: str, wanted: str | None) -> None:
+    """Warns where texts end otherwise than in the run whose config is read again.
+
+    Args:
+        config: of the run.
+        got: fingerprint of the data as they are read now.
+        wanted: fingerprint of the run's data; None: no data are wanted.
+    """
+    if wanted in (None, got) or (earlier := earlier_end_token(config)) is None:
+        return
+    warnings.warn(
+        f"an evaluation should read the documents of its run, got other documents (fingerprint {got}, not {wanted}); "
+        f"add data.end_token={earlier} if the run began before texts ended with the tokenizer's eos_token",
+        stacklevel=3,
+    )

@@ -11,6 +11,7 @@ import jax
 from flax import nnx
 
 from sppo_jax.config import Config, ConfigError, config_from_dict
+from sppo_jax.data.ends import warn_of_other_ends
 from sppo_jax.data.open import open_data
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import api, layout, storage
@@ -71,18 +72,21 @@ def plan_for_devices(saved: Mapping[str, Any], overrides: Sequence[str]) -> tupl
     return config, make_plan(config)
 
 
-def evaluate_saved(checkpoint: Path, config: Config, plan: Plan) -> Validation:
+def evaluate_saved(checkpoint: Path, config: Config, plan: Plan, fingerprint: str | None = None) -> Validation:
     """Measures the validation loss of a checkpoint, by position and, where the data ask for recall, by distance.
 
     Args:
         checkpoint: from `find_checkpoint`.
         config: model, data, and `train.eval_sequences`.
         plan: for the devices at hand.
+        fingerprint: of the run's data, where these are to be read; None: they may be others.
 
     Raises:
         ValueError: nothing is held out, or the checkpoint is torn or of another model.
     """
-    held_out = open_data(config).validation
+    data = open_data(config)
+    warn_of_other_ends(config, data.fingerprint, fingerprint)
+    held_out = data.validation
     if held_out is None:
         raise ValueError(
             f"an evaluation must have held-out documents, got data.validation_fraction="

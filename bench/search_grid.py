@@ -68,8 +68,8 @@ def settings() -> list[Setting]:
         Setting("llama3-8b", "h100:1x8", 7_340_032),
         Setting("qwen3-8b", "h100:1x8", 6_815_744),
         Setting("llama3-8b", "h200:4x8", 32 * K * K),
-        Setting("llama3-8b", "v5p:4x4", 512 * K),
-        Setting("llama3-8b", "v5e:16x4", 1024 * K, 4),
+        Setting("llama3-8b", "v5p:2x2x4", 512 * K),
+        Setting("llama3-8b", "v5e:8x8", 1024 * K, 4),
         Setting("gpt-7b", "a100-80g:16x8", 4096 * K),
         Setting("llama2-7b", "a100-80g:8x8", 100_000 // 64 * 64, 12),
     ]

@@ -10,6 +10,12 @@ MODEL = {"vocab_size": 1024, "hidden_size": 512, "num_layers": 16, "num_heads": 
 HOST = {"inputs": "host", "attention": "host"}
 
 
+def gpus(count: int) -> str:
+    """Returns the fewest equal hosts of H100 that have so many devices."""
+    each = max(size for size in range(1, 9) if count % size == 0)
+    return f"h100:{count // each}x{each}"
+
+
 def small_config(cluster: str = "h100:1x4", **groups: dict) -> Config:
     """Returns a config of a small model on four stages, not interleaved."""
     settings = {

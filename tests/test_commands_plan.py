@@ -157,3 +157,38 @@ def test_a_plan_for_the_cpu_says_so(tmp_path, monkeypatch, capsys, overrides, to
     assert main(["plan", str(tmp_path / "any.yaml"), *overrides]) == 0
     note = "no GPU or TPU was found, so this plan is for this CPU (cpu:1x1); add --cluster h100:1x8"
     assert (note in capsys.readouterr().err) == told
+
+
+FREE = ["mesh.pipe=auto", "--cluster", "h100:1x3", "hardware.hbm_bytes=1073741824"]
+
+
+def test_a_size_that_is_asked_for_is_not_checked_first(config, tmp_path, capsys):
+    """The config's own length, 4096, has no mesh of three devices."""
+    assert main(["plan", config, *FREE]) == 2
+    assert "must divide sequence.length=4096" in capsys.readouterr().err
+    assert main(["plan", config, *FREE, "--max-length"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Longest sequence on h100:1x3: ") and "tokens" in text
+    assert main(["plan", config, *FREE, "--max-length", "--json", "--html", "plan.html", "--memory"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    # What else is shown is of the answer.
+    assert f"{told['max_length']['value']:,} tokens" in text
+    assert sum(told["chunk_lengths"]) == told["max_length"]["value"] and (tmp_path / "plan.html").exists()
+    assert main(["plan", config, *FREE, "--min-devices", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["min_devices"]["value"] == 1 and sum(told["chunk_lengths"]) == 4096
+
+
+def test_what_has_no_plan_of_any_size_is_one_line(config, capsys):
+    words = ["plan", config, "mesh.pipe=3", "--cluster", "h100:1x3"]
+    for asked in (["--max-length"], ["--min-devices"], ["--max-length", "--min-devices", "--json"]):
+        assert main([*words, *asked]) == 2
+        captured = capsys.readouterr()
+        assert "; use mesh.pipe=" in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+
+
+def test_a_slice_that_does_not_exist_is_one_line(config, capsys):
+    assert main(["plan", config, "--cluster", "v5e:3x3"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == "a TPU slice must have a shape that exists, got v5e:3x3, 9 chips; name v5e:2x4 or v5e:4x4\n"
+    assert captured.out == ""

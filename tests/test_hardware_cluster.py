@@ -24,7 +24,8 @@ def test_figures_make_sense(device):
         ("cpu:1x2", 1, 2, ()),
         ("v5p:4x4x4", 16, 4, (4, 4, 4)),
         ("v5e:2x2", 1, 4, (2, 2)),
-        ("v6e:1", 1, 1, (1,)),
+        ("v6e:1x1", 1, 1, (1, 1)),
+        ("gb200:18x4", 18, 4, ()),
         ("tpu7x:2x2x1", 1, 8, (2, 2, 1)),
         ("tpu7x:4x4x4", 16, 8, (4, 4, 4)),
     ],
@@ -65,6 +66,41 @@ def test_wrong_clusters_are_refused_in_one_line(text, why):
         parse_cluster(text)
     assert why in str(error.value) and "NAME:HOSTSxDEVICES" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text, named",
+    [
+        ("v5e:3x3", "got v5e:3x3, 9 chips; name v5e:2x4 or v5e:4x4"),
+        ("v5e:16x4", "name v5e:8x8"),
+        ("v5e:4x2", "name v5e:2x4"),
+        ("v6e:1", "name v6e:1x1"),
+        ("v6e:32x16", "512 chips; name v6e:16x16"),
+        ("v5p:4x4", "name v5p:2x2x4"),
+        ("v5p:8x4x4", "name v5p:4x4x8"),
+        ("tpu7x:3x3x3", "27 chips; name tpu7x:2x2x4 or tpu7x:2x4x4"),
+        ("h100:1x9", "a host of h100 must have at most 8 devices, got h100:1x9; name h100:3x3"),
+        ("h100:2x12", "name h100:3x8"),
+        ("b200:1x11", "name b200:11x1"),
+        ("gb200:1x72", "a host of gb200 must have at most 4 devices, got gb200:1x72; name gb200:18x4"),
+        ("gh200:1x8", "name gh200:2x4"),
+    ],
+)
+def test_a_cluster_that_does_not_exist_is_refused_and_those_that_are_named_exist(text, named):
+    with pytest.raises(ValueError) as error:
+        parse_cluster(text)
+    assert named in str(error.value) and "\n" not in str(error.value)
+    assert all(parse_cluster(name) for name in str(error.value).partition("; name ")[2].split(" or "))
+
+
+def test_a_rack_of_trays_is_joined_by_the_links_of_a_tray():
+    rack, two = parse_cluster("gb200:18x4"), parse_cluster("gb200:36x4")
+    device = rack.device
+    assert [two.link_bytes_s(span) for span in (4, 72, 144)] == [device.link_bytes_s] * 2 + [device.network_bytes_s]
+    assert rack.num_linked == 72 and parse_cluster("b200:9x8").num_linked == 8
+    # Four GPUs share the memory of two CPUs, which is slower than their links.
+    assert rack.host_link_bytes_s == 2 * 384e9 / 8 < device.host_link_bytes_s
+    assert DEVICES["b200"].link_bytes_s == device.link_bytes_s
 
 
 def test_links_within_a_host_are_faster_than_between_hosts():

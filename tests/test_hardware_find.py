@@ -39,7 +39,7 @@ from sppo_jax.hardware import DEVICES, find_device, local_cluster, make_cluster
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
         ("NVIDIA GeForce RTX 5090", "rtx-5090"),
         ("NVIDIA B200", "b200"),
-        ("NVIDIA GB200", "b200"),
+        ("NVIDIA GB200", "gb200"),
         ("NVIDIA B300 SXM6 AC", "b300"),
         ("TPU v5 lite", "v5e"),
         ("v5litepod-16", "v5e"),

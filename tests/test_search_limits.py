@@ -4,8 +4,10 @@ import dataclasses
 import itertools
 
 import pytest
-from report_cases import HOST, small_config
+from report_cases import HOST, gpus, small_config
 
+from sppo_jax.config import config_from_dict
+from sppo_jax.hardware import parse_cluster
 from sppo_jax.report.plan.limits_text import bound_dict, max_length_text, min_devices_text
 from sppo_jax.search.feasible import Feasibility
 from sppo_jax.search.limits import max_length, min_devices
@@ -116,6 +118,67 @@ def test_where_no_cluster_will_do():
     bound = min_devices(config)
     assert bound.best is None
     assert "No cluster of up to 1024 h100 fits" in min_devices_text(bound, resolve_cluster(config), 65536)
+
+
+# Neither the heads nor the layers nor the length divide by most numbers of devices.
+LITTLE = {"vocab_size": 256, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "mlp_size": 64}
+COUNTS = [*range(1, 33), 72]
+
+
+def little_config(length=4096, **groups):
+    """A config of a little model; the schedule is given, to search less."""
+    settings = {"model": LITTLE, "schedule": {"name": "sppo", "interleave": 1}, "train": {"steps": 1}}
+    return config_from_dict(settings | {"sequence": {"length": length, "chunks": 4}} | groups)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_every_number_of_devices_has_a_longest_sequence(count):
+    cluster = parse_cluster(gpus(count))
+    config = little_config(hardware={"hbm_bytes": 2**30})
+    bound = max_length(config, cluster)
+    assert bound.best is not None and bound.best.found.fits and bound.stopped.problem
+    assert bound.best.size % (count * 16) == 0 and bound.stopped.size <= 1.2 * bound.best.size
+    mesh = bound.best.found.plan.mesh
+    assert mesh.data * mesh.pipe * mesh.seq == count
+
+
+def test_the_longest_sequence_does_not_depend_on_the_length_of_the_config():
+    found = {
+        max_length(little_config(length, hardware={"hbm_bytes": 2**30}), parse_cluster("h100:1x3")).best.size
+        for length in (4096, 48 * 85, 131072, 131088)
+    }
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_from_every_number_of_devices_a_smallest_cluster_is_found(count):
+    bound = min_devices(little_config(2**20, hardware={"hbm_bytes": 2**30}), parse_cluster(gpus(count)))
+    assert bound.best.found.fits and bound.best.found.plan.sequence_length == 2**20
+    per_host = 8 if count <= 8 else int(gpus(count).partition("x")[2])
+    assert bound.best.size in {1, 2, 4} or bound.best.size % per_host == 0
+    assert bound.stopped.size < bound.best.size and bound.stopped.problem
+
+
+def test_a_smallest_cluster_has_a_multiple_of_the_given_axes():
+    bound = min_devices(little_config(48 * 1024, mesh={"seq": 3}), parse_cluster("h100:1x8"))
+    assert (bound.best.size, bound.best.name) == (3, "h100:1x3")
+
+
+@pytest.mark.parametrize("name", ["v5e:2x2", "v5p:2x2x1", "tpu7x:2x2x1", "gb200:1x4"])
+def test_the_smallest_cluster_exists(name):
+    config = little_config(2**22, hardware={"hbm_bytes": 2**30})
+    bound = min_devices(config, parse_cluster(name))
+    assert bound.best.found.fits
+    for trial in bound.tried:
+        assert parse_cluster(trial.name).num_devices == trial.size
+
+
+def test_where_no_length_has_a_plan_it_says_what_to_change():
+    config = little_config(mesh={"pipe": 3})
+    with pytest.raises(ValueError, match="mesh.pipe must divide model.num_layers=2, got mesh.pipe=3.*; use mesh.pipe="):
+        max_length(config, parse_cluster("h100:1x3"))
+    with pytest.raises(ValueError, match="; use "):
+        min_devices(config, parse_cluster("h100:1x3"))
 
 
 WRONG = {

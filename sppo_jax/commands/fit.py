@@ -5,7 +5,16 @@ import warnings
 from argparse import Namespace
 from collections.abc import Sequence
 
-from sppo_jax.commands.command import DOES_NOT_FIT, DONE, Parser, config_parser, load, read_plan, some_path
+from sppo_jax.commands.command import (
+    DOES_NOT_FIT,
+    DONE,
+    Parser,
+    config_parser,
+    load,
+    read_plan,
+    shipped_config,
+    some_path,
+)
 from sppo_jax.config import Config, load_config
 from sppo_jax.files import json_text
 from sppo_jax.fit.compiled import MAX_EXPOSED, Fit, compile_plan, prepare_environment
@@ -57,7 +66,7 @@ def _nearest(args: Namespace, config: Config, cluster: Cluster, fit: Fit) -> Cha
     named = [f"hardware.cluster={cluster.name}", *args.overrides]
 
     def reload(overrides: tuple[str, ...]) -> Config:
-        return load_config(args.config, [*named, *overrides])
+        return load_config(shipped_config(args.config), [*named, *overrides])
 
     return nearest_change(reload, config, cluster, fit.largest.hbm_bytes / fit.predicted.hbm_bytes)
 

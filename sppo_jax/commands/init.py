@@ -2,7 +2,9 @@
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -11,8 +13,11 @@ from sppo_jax.commands.command import DOES_NOT_FIT, DONE, Parser, folder_setting
 from sppo_jax.commands.outputs import Output, check_outputs
 from sppo_jax.config import config_from_dict
 from sppo_jax.config.hf_length import warn_beyond_length
+from sppo_jax.hardware.sizes import resized
 from sppo_jax.report.plan.figures import figures_of
 from sppo_jax.report.plan.words import subject, verdict
+from sppo_jax.search.layouts import clusters_for, layouts, length_for
+from sppo_jax.search.request import Request, read_request
 from sppo_jax.search.search import search
 
 _HEAD = "# Written by sppo init"
@@ -27,7 +32,8 @@ def run(words: Sequence[str]) -> int:
     args = _parser().parse_args(words)
     _check_new(args.out)
     folder = None if args.model is None else args.model.removeprefix("hf:")
-    length = args.length or (folder_settings(folder)["sequence"]["length"] if folder else _SMALL_LENGTH)
+    usual = folder_settings(folder)["sequence"]["length"] if folder else _SMALL_LENGTH
+    length = _suited_length(folder, usual, args)
     body = _yaml(folder, length, args.cluster)
     config = config_from_dict(yaml.safe_load(body))
     warn_beyond_length(config)
@@ -38,11 +44,49 @@ def run(words: Sequence[str]) -> int:
     head += [f"#   {'plan':<10} sppo plan {args.out}", f"#   {'train':<10} sppo train {args.out} --run-dir RUN", "#"]
     head += ["# Every other setting has a default (docs/config.md); the planner chooses mesh, chunks, schedule, stash."]
     args.out.write_text("\n".join([*head, body]), encoding="utf-8")
+    if not args.length and length != usual:
+        print(f"sequence.length is {length:,}: no mesh of {figures.cluster.name} suits the usual {usual:,} tokens")
     print(f"wrote {args.out}: {subject(figures)}; next: sppo plan {args.out}")
     if found.fits:
         return DONE
     print(found.problem, file=sys.stderr)
     return DOES_NOT_FIT
+
+
+def _suited_length(folder: str | None, usual: int, args: argparse.Namespace) -> int:
+    """Returns the length that is asked for, else the usual one or one near it that has a mesh.
+
+    Raises:
+        ValueError: it has no mesh; names the nearest length that has one, or clusters, as options of this command.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a config that is not written
+        config = config_from_dict(yaml.safe_load(_yaml(folder, args.length or usual, args.cluster)))
+    request = read_request(config)
+    suited = length_for(request)
+    if suited and suited == config.sequence.length or suited and not args.length:
+        return suited
+    try:
+        layouts(request)
+    except ValueError as error:
+        rule = str(error).partition("; use ")[0]
+        raise ValueError(f"{rule}; use {_options(request, suited)}") from None
+    return config.sequence.length
+
+
+def _options(request: Request, suited: int | None) -> str:
+    """Returns the options with which there is a mesh: the nearest length, or else other clusters, at worst one device.
+
+    Args:
+        request: what was asked for, for which there is no mesh.
+        suited: the nearest length that has one; None: none has.
+    """
+    if suited:
+        return f"--length {suited}"
+    if clusters := clusters_for(request):
+        return f"--cluster {' or '.join(cluster.name for cluster in clusters)}"
+    one = resized(request.cluster, 1) or request.cluster
+    return f"--cluster {one.name} --length {length_for(replace(request, cluster=one))}"
 
 
 def _parser() -> Parser:
@@ -52,7 +96,12 @@ def _parser() -> Parser:
     parser.add_argument(
         "model", metavar="hf:FOLDER", nargs="?", type=_folder, help="the model to continue training from"
     )
-    parser.add_argument("--length", type=positive, metavar="N", help="tokens of a sequence; the model's own by default")
+    parser.add_argument(
+        "--length",
+        type=positive,
+        metavar="N",
+        help="tokens of a sequence; by default the model's own, or nearest to it a length that the devices divide",
+    )
     parser.add_argument("--cluster", metavar="NAME:HOSTSxDEVICES", help="the devices; those of this machine by default")
     parser.add_argument("--out", type=some_path, metavar="FILE", required=True, help="the config to write, a new file")
     return parser

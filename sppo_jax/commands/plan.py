@@ -7,6 +7,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from sppo_jax.commands.command import (
@@ -31,7 +32,7 @@ from sppo_jax.report.plan.text import brief_text, moments_text, plan_text
 from sppo_jax.search.given import without_effect
 from sppo_jax.search.limits import Bound, max_length, min_devices
 from sppo_jax.search.make import resolve_cluster
-from sppo_jax.search.search import search
+from sppo_jax.search.search import Found, search
 
 # Seconds of a search before its time is shown.
 _MOMENT_S = 2.0
@@ -49,22 +50,58 @@ def run(words: Sequence[str]) -> int:
         inputs=[Path(args.config), *files_read(config)],
     )
     bounds: dict[str, Bound] = {}
-    documents = known_documents(config)
     with _seconds_shown():
-        found = search(config)
-        for line in without_effect(config, found.plan):
-            warnings.warn(line, stacklevel=2)
-        figures = figures_of(found, config, documents)
+        found, problem = _searched(config, may_fail=args.max_length or args.min_devices)
         if args.max_length:
             bounds["max_length"] = max_length(config, found=found)
         if args.min_devices:
             bounds["min_devices"] = min_devices(config, found=found)
-    if args.html:
+        figures = _figures(config, found, bounds)
+    if figures is None and (args.html or args.trace or args.json or args.memory):
+        raise ValueError(problem)
+    if args.html and figures:
         args.html.write_text(plan_html(figures), encoding="utf-8")
-    if args.trace:
+    if args.trace and figures:
         args.trace.write_text(chrome_trace(figures), encoding="utf-8")
     print(_output(args, config, figures, bounds))
     return _exit_code(figures, bounds)
+
+
+def _searched(config: Config, *, may_fail: bool) -> tuple[Found | None, str]:
+    """Returns the plan of the config as it is, or, where its size is what is asked for, why it has none.
+
+    Raises:
+        ValueError: settings contradict each other, and no size is asked for.
+    """
+    try:
+        return search(config), ""
+    except ValueError as error:
+        if not may_fail:
+            raise
+        return None, str(error)
+
+
+def _figures(config: Config, found: Found | None, bounds: dict[str, Bound]) -> Figures | None:
+    """Returns the figures of the config's plan; where it has none, those of a size that was found, if any was."""
+    shown = _at_best(config, bounds) if found is None else (config, found)
+    if shown is None:
+        return None
+    config, found = shown
+    for line in without_effect(config, found.plan):
+        warnings.warn(line, stacklevel=2)
+    return figures_of(found, config, known_documents(config))
+
+
+def _at_best(config: Config, bounds: dict[str, Bound]) -> tuple[Config, Found] | None:
+    """Returns the config at the first size that was found, and its plan; None where none was."""
+    for name, bound in bounds.items():
+        best = bound.best
+        if best is None or best.found is None:
+            continue
+        if name == "max_length":
+            return replace(config, sequence=replace(config.sequence, length=best.size)), best.found
+        return replace(config, hardware=replace(config.hardware, cluster=best.name)), best.found
+    return None
 
 
 def _say_if_cpu(config: Config) -> None:
@@ -123,8 +160,8 @@ def _seconds_shown() -> Iterator[None]:
                 print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)
 
 
-def _output(args: Namespace, config: Config, figures: Figures, bounds: dict[str, Bound]) -> str:
-    if args.json:
+def _output(args: Namespace, config: Config, figures: Figures | None, bounds: dict[str, Bound]) -> str:
+    if args.json and figures:
         answers = {name: bound_dict(bound) for name, bound in bounds.items()}
         return json_text(plan_dict(figures, **answers), indent=2)
     texts, cluster = [], resolve_cluster(config)
@@ -132,13 +169,14 @@ def _output(args: Namespace, config: Config, figures: Figures, bounds: dict[str,
         texts.append(max_length_text(bounds["max_length"], cluster))
     if "min_devices" in bounds:
         texts.append(min_devices_text(bounds["min_devices"], cluster, config.sequence.length))
-    texts = texts or [plan_text(figures) if args.verbose else brief_text(figures)]
-    return "\n\n".join([*texts, moments_text(figures)] if args.memory else texts)
+    if figures and not texts:
+        texts = [plan_text(figures) if args.verbose else brief_text(figures)]
+    return "\n\n".join([*texts, moments_text(figures)] if figures and args.memory else texts)
 
 
-def _exit_code(figures: Figures, bounds: dict[str, Bound]) -> int:
+def _exit_code(figures: Figures | None, bounds: dict[str, Bound]) -> int:
     """Returns the exit code: whether the limits that were asked for exist or, without limits, whether the plan fits."""
-    if bounds:
+    if figures is None or bounds:
         return DONE if all(bound.best is not None for bound in bounds.values()) else DOES_NOT_FIT
     if figures.found.fits:
         return DONE

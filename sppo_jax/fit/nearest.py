@@ -63,13 +63,19 @@ def _changes(config: Config, cluster: Cluster) -> Iterator[tuple[str, ...]]:
         if unpinned:
             yield unpinned
     for step in range(_LENGTH_STEPS - 1, _LENGTH_STEPS // 2, -1):
-        yield (*free, f"sequence.length={config.sequence.length * step // _LENGTH_STEPS}")
+        yield (*free, _shorter(config, cluster, step))
     if not cluster.topology:
         for times in (2, 4, 8):
             shape = f"{cluster.num_hosts * times}x{cluster.devices_per_host}"
             yield (*free, f"hardware.cluster={cluster.device.name}:{shape}")
     for step in range(_LENGTH_STEPS // 2, 0, -1):
-        yield (*free, f"sequence.length={config.sequence.length * step // _LENGTH_STEPS}")
+        yield (*free, _shorter(config, cluster, step))
+
+
+def _shorter(config: Config, cluster: Cluster, step: int) -> str:
+    """Returns an override with a shorter length, one that every mesh of the devices divides if it is long enough."""
+    length, unit = config.sequence.length * step // _LENGTH_STEPS, cluster.num_devices * cluster.device.tile
+    return f"sequence.length={length // unit * unit or length}"
 
 
 def _unpin(config: Config, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -159,6 +159,16 @@ GPUS = {
         bandwidth=8_000 * 10**9,
         l2_bytes=126 * _MiB,
     ),
+    "gb200": replace(
+        _H100,
+        description="NVIDIA GB200",
+        capability=(10, 0),
+        cores=152,
+        clock_ghz=2.062,
+        memory_bytes=189471 * _MiB,
+        bandwidth=8_000 * 10**9,
+        l2_bytes=126 * _MiB,
+    ),
     "b300": replace(
         _H100,
         description="NVIDIA B300",

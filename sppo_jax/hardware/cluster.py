@@ -12,6 +12,13 @@ Sources:
   A6000, RTX 4090, RTX 5090 and RTX PRO 6000. No page confirmed the other figures of these rows, nor the bytes of memory
   that a driver leaves free. That the kernels of all of these reach the A100's, the H200's or the B200's shares of the
   peak is an assumption.
+  GB200: NVIDIA's GB200 NVL72 page (a rack of 72 has 180 PFLOP/s in dense BF16, 576 TB/s of HBM, 130 TB/s of NVLink). A
+  host is a tray: four GPUs and two Grace CPUs of 480 GB. A CPU shares NVLink-C2C of 900 GB/s both ways between its two
+  GPUs: 225 GB/s one way, four fifths of it; its memory has the speed of a GH200's. One 400 Gb/s adapter a GPU. From
+  memory too; on 2026-11-29 public pages confirmed 2500 TFLOP/s, 186 GB, four GPUs a host, and 152 cores and 189471 MiB
+  (openxla/xla, target_config/specs/gb200.txtpb; an output of nvidia-smi).
+  Devices of a host at most: boards with NVLink have 8 GPUs, two boards of A100 are joined to 16. That a host
+  has 16 cards in PCIe slots at most is an assumption.
   TPU: Google Cloud TPU system architecture pages (v4, v5e, v5p, v6e); their 4-chip machine types (hosts). TPU7x
   (docs.cloud.google.com/tpu/docs/tpu7x): a chip has 2307 TFLOP/s in BF16, 192 GiB, 7380 GB/s, ICI of 1200 GB/s both
   ways in three dims, and is two devices; a host of four chips has 960 GB. A program gets 94.74 GiB of a device (libtpu
@@ -33,8 +40,8 @@ Sources:
   128, 427 and 425 with heads of 64. So 30% of the seconds with heads of 128 do not fall with the size of a head (26% by
   another process of that day, which reached 577 and 524 with heads of 128). Blackwell takes the same share, other GPUs
   none: nobody measured them for us.
-  GB200 1622 and 1226 (2026-04-24, cuDNN 9.22), taken for the B200. The H100 and the GH200 take the H200's shares of the
-  peak. studies/kernels.py compares the cost model with these and with other tables of that benchmark.
+  GB200 1622 and 1226 (2026-04-24, cuDNN 9.22), taken for the B200 too. The H100 and the GH200 take the H200's shares
+  of the peak. studies/kernels.py compares the cost model with these and with other tables of that benchmark.
   Matmul of the A100: calibrated by studies/papers.py on the 1F1B run of 7B, 32K tokens, 16 sequences in Seq1F1B's
   table. The matmul efficiencies of all other devices are assumptions. Of TPUs: for a step of Llama-3.1-8B on v5p, XLA
   estimates 0.77 of the peak for products of a forward and 0.72 of a backward, and a fifth of their time for copies of
@@ -50,6 +57,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sppo_jax.hardware.existing import nearest_shapes, shape_of_chips, slice_shapes
 from sppo_jax.hardware.measured_figures import Profile, read_profile
 from sppo_jax.hardware.tpu_chips import BLOCK_ROWS, REACHED, SCORES, TPU_CHIPS
 from sppo_jax.plan.parts import cache_head_dim
@@ -78,6 +86,8 @@ class Device:
         matmul_flops_s: peak FLOP/s in the compute dtype.
         host_bytes: memory of a usual host.
         devices_per_host: devices of a usual host.
+        most_per_host: devices that a host has at most; 0: no limit is known.
+        linked_devices: devices that the links of a host join, where these reach other hosts too; 0: those of the host.
         kernel: the attention kernel that runs there: "cudnn", "pallas" or "blockwise".
         matmul_efficiency: share of the peak that a long matmul reaches, 0..1.
         attention_efficiency: share of the peak that attention's forward over a long prefix reaches, 0..1.
@@ -111,6 +121,8 @@ class Device:
     matmul_flops_s: float
     host_bytes: int
     devices_per_host: int
+    most_per_host: int = 0
+    linked_devices: int = 0
     kernel: str = "blockwise"
     matmul_efficiency: float = 0.6
     attention_efficiency: float = 0.5
@@ -236,9 +248,26 @@ def _tpu(
     )
 
 
-_HOST: dict[str, Any] = {"host_bytes": 2 * 1000**4, "devices_per_host": 8, "host_memory_bytes_s": 614e9}
+_HOST: dict[str, Any] = {
+    "host_bytes": 2 * 1000**4,
+    "devices_per_host": 8,
+    "most_per_host": 8,
+    "host_memory_bytes_s": 614e9,
+}
 _SMALL_HOST: dict[str, Any] = {"host_bytes": 1000**4}
-_GRACE: dict[str, Any] = {"host_bytes": 4 * 480 * 1000**3, "devices_per_host": 4, "host_memory_bytes_s": 4 * 384e9}
+_SLOTS: dict[str, Any] = {"most_per_host": 16}
+_GRACE: dict[str, Any] = {
+    "host_bytes": 4 * 480 * 1000**3,
+    "devices_per_host": 4,
+    "most_per_host": 4,
+    "host_memory_bytes_s": 4 * 384e9,
+}
+# Two CPUs for four GPUs, and a rack of 18 such hosts within one NVLink.
+_TRAY: dict[str, Any] = _GRACE | {
+    "host_bytes": 2 * 480 * 1000**3,
+    "host_memory_bytes_s": 2 * 384e9,
+    "linked_devices": 72,
+}
 # `attention_rows` is the rows of a tile of the fused kernel times the multiprocessors.
 _A100: dict[str, Any] = {
     "matmul_efficiency": 0.641,  # calibrated by studies/papers.py
@@ -247,6 +276,7 @@ _A100: dict[str, Any] = {
     "attention_rows": 128 * 108,
     "assumed": False,
     "host_memory_bytes_s": 410e9,
+    "most_per_host": 16,
 }
 _ASSUMED: dict[str, Any] = {"assumed": True}
 _HOPPER: dict[str, Any] = {
@@ -264,6 +294,9 @@ _BLACKWELL: dict[str, Any] = {
     "attention_rows": 256 * 148,
 }
 
+_H100_PCIE = _HOPPER | _SMALL_HOST | _SLOTS | {"attention_rows": 128 * 114}
+_GB200 = _BLACKWELL | _TRAY | {"attention_efficiency": 1622 / 2500, "attention_rows": 256 * 152}
+
 # Copies to the host, links and network of cards in PCIe slots: devices exchange over the slot that their copies share.
 _GEN4, _GEN5 = (25e9, 32e9, 25e9), (50e9, 64e9, 25e9)
 
@@ -271,7 +304,7 @@ _GEN4, _GEN5 = (25e9, 32e9, 25e9), (50e9, 64e9, 25e9)
 def _card(like: dict[str, Any], cores: int) -> dict[str, Any]:
     """Returns what is assumed of a card whose kernels nobody measured for us: the shares of the peak of another GPU."""
     host = {"host_bytes": 512 * 1000**3, "host_memory_bytes_s": 410e9}
-    return like | _ASSUMED | host | {"attention_rows": 128 * cores}
+    return like | _ASSUMED | host | _SLOTS | {"attention_rows": 128 * cores}
 
 
 DEVICES = {
@@ -300,20 +333,21 @@ DEVICES = {
         _gpu("a100-80g", 79, 2.039e12, 13e9, 300e9, 25e9, 312e12, _A100),
         _gpu("h100", 79, 3.35e12, 50e9, 450e9, 50e9, 989e12, _HOPPER),
         # Without NVLink: devices of a host exchange over the PCIe link that their copies to the host share.
-        _gpu("h100-pcie", 79, 2.0e12, 50e9, 64e9, 25e9, 756e12, _HOPPER | _SMALL_HOST | {"attention_rows": 128 * 114}),
+        _gpu("h100-pcie", 79, 2.0e12, 50e9, 64e9, 25e9, 756e12, _H100_PCIE),
         # NVLink-C2C joins the chip to its own 480 GB; four chips a host.
         _gpu("gh200", 95, 4.0e12, 350e9, 450e9, 50e9, 989e12, _HOPPER | _GRACE),
         _gpu("h200", 139, 4.8e12, 50e9, 450e9, 50e9, 989e12, _HOPPER),
         _gpu("b200", 178, 8e12, 50e9, 900e9, 50e9, 2250e12, _BLACKWELL),
         _gpu("b300", 267, 8e12, 50e9, 900e9, 100e9, 2250e12, _BLACKWELL | {"attention_rows": 256 * 160}),
+        _gpu("gb200", 184, 8e12, 175e9, 900e9, 50e9, 2500e12, _GB200),
         # Chips for China: slower NVLink, or fewer units.
         _gpu("a800-80g", 79, 2.039e12, 13e9, 200e9, 25e9, 312e12, _A100 | _ASSUMED),
         _gpu("h800", 79, 3.35e12, 50e9, 200e9, 50e9, 989e12, _HOPPER),
         _gpu("h20", 95, 4.0e12, 50e9, 450e9, 50e9, 148e12, _HOPPER | {"attention_rows": 128 * 78}),
         # Cards, like the H100 PCIe above; a bridge of two or four of them (NVL) is not counted.
         _gpu("a100-pcie", 79, 1.935e12, *_GEN4, 312e12, _A100 | _ASSUMED),
-        _gpu("h100-nvl", 93, 3.9e12, *_GEN5, 835e12, _HOPPER),
-        _gpu("h200-nvl", 139, 4.8e12, *_GEN5, 835e12, _HOPPER),
+        _gpu("h100-nvl", 93, 3.9e12, *_GEN5, 835e12, _HOPPER | _SLOTS),
+        _gpu("h200-nvl", 139, 4.8e12, *_GEN5, 835e12, _HOPPER | _SLOTS),
         _gpu("a30", 23, 933e9, *_GEN4, 165e12, _card(_A100, 56)),
         _gpu("a40", 44, 696e9, *_GEN4, 149.7e12, _card(_A100, 84)),
         _gpu("a6000", 47, 768e9, *_GEN4, 154.8e12, _card(_A100, 84)),
@@ -361,6 +395,11 @@ class Cluster:
         return self.num_hosts * self.devices_per_host
 
     @property
+    def num_linked(self) -> int:
+        """Devices that are joined by the links of a host: those of the host, or of several."""
+        return max(self.devices_per_host, self.device.linked_devices)
+
+    @property
     def device_host_bytes(self) -> int:
         """Host memory that one device can have for itself; at least 1, because shares of it are shown."""
         return max(1, self.host_bytes // self.devices_per_host)
@@ -375,11 +414,13 @@ class Cluster:
     def name(self) -> str:
         """The name that `parse_cluster` reads."""
         shape = self.topology or (self.num_hosts, max(1, self.devices_per_host // self.device.devices_per_chip))
+        if self.device.platform == "tpu":
+            shape = self.topology or shape_of_chips(self.device.name, math.prod(shape)) or shape
         return f"{self.device.name}:{'x'.join(map(str, shape))}"
 
     def link_bytes_s(self, span: int) -> float:
         """Returns bytes a second, one way, between members that span so many neighbouring devices."""
-        return self.device.link_bytes_s if span <= self.devices_per_host else self.device.network_bytes_s
+        return self.device.link_bytes_s if span <= self.num_linked else self.device.network_bytes_s
 
 
 def make_cluster(device: Device, num_devices: int = 1) -> Cluster:
@@ -399,7 +440,7 @@ def parse_cluster(text: str) -> Cluster:
     """Reads NAME:HOSTSxDEVICES (e.g. a100-80g:16x8), or a TPU slice by its chips (e.g. v5p:4x4x4).
 
     Raises:
-        ValueError: the device is not known, or the shape is not positive whole numbers.
+        ValueError: the device is not known, the shape is not positive whole numbers, or there is no such cluster.
     """
     name, _, shape = text.strip().partition(":")
     rule = "a cluster must read NAME:HOSTSxDEVICES, e.g. a100-80g:16x8, h200:1x1, or a TPU slice such as v5p:4x4x4"
@@ -420,8 +461,39 @@ def parse_cluster(text: str) -> Cluster:
     if device.platform != "tpu":
         if len(dims) != 2:
             raise ValueError(f"{rule}, got {text!r} with {len(dims)} sizes; give hosts and devices a host")
+        _check_host(device, *dims)
         return Cluster(device=device, num_hosts=dims[0], devices_per_host=dims[1], host_bytes=device.host_bytes)
-    return replace(make_cluster(device, num_devices), topology=dims)
+    _check_slice(device, dims)
+    return slice_of(device, dims)
+
+
+def slice_of(device: Device, shape: tuple[int, ...]) -> Cluster:
+    """Returns the TPU slice of a shape in chips."""
+    return replace(make_cluster(device, math.prod(shape) * device.devices_per_chip), topology=shape)
+
+
+def _check_host(device: Device, num_hosts: int, per_host: int) -> None:
+    """Refuses hosts of more GPUs than there are; names the fewest hosts that have as many in all."""
+    most = device.most_per_host
+    if not most or per_host <= most:
+        return
+    total = num_hosts * per_host
+    each = max(size for size in range(1, most + 1) if total % size == 0)
+    raise ValueError(
+        f"a host of {device.name} must have at most {most} devices, got {device.name}:{num_hosts}x{per_host}; name "
+        f"{device.name}:{total // each}x{each}"
+    )
+
+
+def _check_slice(device: Device, shape: tuple[int, ...]) -> None:
+    """Refuses a TPU slice that does not exist; names those nearest to it."""
+    if shape in slice_shapes(device.name):
+        return
+    near = " or ".join(f"{device.name}:{'x'.join(map(str, one))}" for one in nearest_shapes(device.name, shape))
+    raise ValueError(
+        f"a TPU slice must have a shape that exists, got {device.name}:{'x'.join(map(str, shape))}, "
+        f"{math.prod(shape)} chips; name {near}"
+    )
 
 
 def measured(device: Device, path: Path) -> Device:

@@ -447,9 +447,9 @@ class CostModel:
         """Bytes a second of a sum over the devices of a stage, by the adapters of all its members on a host."""
         device, seq = self.cluster.device, self.mesh.seq
         span = seq if self.mesh.data == 1 else self.mesh.num_devices
-        if span <= self.cluster.devices_per_host:
+        if span <= self.cluster.num_linked:
             return device.link_bytes_s
-        return min(device.link_bytes_s, device.network_bytes_s * min(seq, self.cluster.devices_per_host))
+        return min(device.link_bytes_s, device.network_bytes_s * min(seq, self.cluster.num_linked))
 
     @cached_property
     def token_transfer_s(self) -> dict[tuple[str, bool, bool], float]:

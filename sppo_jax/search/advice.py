@@ -4,9 +4,12 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Protocol
 
 from sppo_jax.config import Config, MeshConfig
+from sppo_jax.hardware import Cluster
+from sppo_jax.hardware.sizes import resized
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.rules import divisors
 from sppo_jax.search.request import Request
@@ -110,20 +113,44 @@ def _pins(request: Request, find: Find) -> Iterator[Change]:
 
 
 def _length(request: Request, find: Find) -> list[Change]:
-    """Returns the nearest length, found from the `seq` axes of a length that suits them all."""
+    """Returns the nearest length."""
+    now = request.config.sequence.length
+    for length in _nearest(_lengths(request, find), now):
+        if _try(request, find, "sequence", length=length):
+            return [Change(text=_text_of(length, now), ratio=_ratio(length, now))]
+    return []
+
+
+def suited_length(request: Request, find: Find) -> int | None:
+    """Returns the longest length up to the request's for which there is a mesh, else the next longer one.
+
+    Args:
+        request: what was asked for.
+        find: tries a changed request.
+
+    Returns:
+        The length in tokens; None: lengths do not decide.
+    """
+    now = request.config.sequence.length
+    lengths = _lengths(request, find) | {now}
+    for length in sorted(lengths, key=lambda length: (length > now, abs(length - now))):
+        if length > 0 and _try(request, find, "sequence", length=length):
+            return length
+    return None
+
+
+def _lengths(request: Request, find: Find) -> set[int]:
+    """Returns lengths near the request's, found from the `seq` axes of a length that suits them all."""
     sequence, tile = request.config.sequence, request.tile
     if request.table is not None or isinstance(sequence.chunks, tuple):
-        return []
+        return set()
     total = max(request.cluster.num_devices, math.prod(request.config.mesh.pinned.values()))
     suiting = _try(request, find, "sequence", length=total * tile, chunks="auto")
     multiples = {layout.mesh.seq * tile for layout in suiting}
     lengths = {sequence.length // multiple * multiple + more for multiple in multiples for more in (0, multiple)}
     if sequence.chunks != "auto":
         lengths |= {sequence.chunks * multiple for multiple in multiples}
-    for length in _nearest(lengths, sequence.length):
-        if _try(request, find, "sequence", length=length):
-            return [Change(text=_text_of(length, sequence.length), ratio=_ratio(length, sequence.length))]
-    return []
+    return lengths
 
 
 def _sequences(request: Request, find: Find) -> list[Change]:
@@ -146,27 +173,35 @@ def _sequences(request: Request, find: Find) -> list[Change]:
     return []
 
 
-def _devices(request: Request, find: Find) -> list[Change]:
-    """Returns the nearest numbers of devices, one below and one above; of several hosts, whole hosts."""
+def _devices(request: Request, find: Find) -> Iterator[Change]:
+    """Yields the nearest numbers of devices, one below and one above."""
+    found = [cluster.num_devices for cluster in suited_clusters(request, find)]
+    if found:
+        ratio = min(_ratio(size, request.cluster.num_devices) for size in found)
+        counts = " or ".join(map(str, found))
+        yield Change(text=f"a cluster of {counts} device{'s' if found != [1] else ''}", ratio=ratio)
+
+
+def suited_clusters(request: Request, find: Find) -> list[Cluster]:
+    """Returns the nearest clusters with a mesh, one smaller and one larger; of several hosts, whole hosts.
+
+    Args:
+        request: what was asked for.
+        find: tries a changed request.
+    """
     config, cluster = request.config, request.cluster
-    per_host = cluster.devices_per_host if cluster.num_hosts > 1 else 1
-    count = cluster.num_devices // per_host
+    count, step = cluster.num_devices, cluster.devices_per_host if cluster.num_hosts > 1 else 1
     # Each axis divides one of the factors, whatever the mesh.
     whole = config.model.num_layers * config.sequence.length * config.num_sequences
     found = []
-    for counts in (range(count - 1, (count - 1) // _DEVICE_FACTOR, -1), range(count + 1, count * _DEVICE_FACTOR + 1)):
-        for other in counts:
-            hosts, each = (other, per_host) if per_host > 1 else (1, other)
-            if whole % (hosts * each) == 0:
-                changed = replace(cluster, num_hosts=hosts, devices_per_host=each, topology=())
-                if find(replace(request, cluster=changed)):
-                    found.append(hosts * each)
-                    break
-    if not found:
-        return []
-    ratio = min(_ratio(size, cluster.num_devices) for size in found)
-    counts_found = " or ".join(map(str, found))
-    return [Change(text=f"a cluster of {counts_found} device{'s' if found != [1] else ''}", ratio=ratio)]
+    for counts in (
+        range(count - step, (count - step) // _DEVICE_FACTOR, -step),
+        range(count + step, count * _DEVICE_FACTOR + 1, step),
+    ):
+        sizes = (resized(cluster, size) for size in counts if whole % size == 0)
+        changed = (one for one in sizes if one is not None and find(replace(request, cluster=one)))
+        found += list(islice(changed, 1))
+    return found
 
 
 def _try(request: Request, find: Find, section: str, **values: object) -> Sequence[HasMesh]:

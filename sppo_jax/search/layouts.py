@@ -7,6 +7,7 @@ from functools import cached_property
 
 from sppo_jax import rules
 from sppo_jax.config import ModelConfig
+from sppo_jax.hardware import Cluster
 from sppo_jax.hardware.tpu_chips import TPU_CHIPS
 from sppo_jax.models.state_counts import has_attention, state_counts, state_heads
 from sppo_jax.plan.parts import MeshShape
@@ -15,7 +16,7 @@ from sppo_jax.predict.group_layers import most_layers
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, divisors, has_tails
 from sppo_jax.schedule.turns import collective_counts
-from sppo_jax.search.advice import nearest_changes
+from sppo_jax.search.advice import Find, nearest_changes, suited_clusters, suited_length
 from sppo_jax.search.offload import Places
 from sppo_jax.search.request import USUAL, Request, Way, asks_for_breadth_first, way_for
 from sppo_jax.search.splits import SequenceSplit, sequence_splits
@@ -216,7 +217,7 @@ def _find(request: Request) -> tuple[list[Layout], list[Refused]]:
 
 
 def _splits(request: Request, seq: int) -> list[SequenceSplit]:
-    config, near = request.config, request.cluster.devices_per_host
+    config, near = request.config, request.cluster.num_linked
     return sequence_splits(config.model, config.sequence, seq, near, request.kernel)
 
 
@@ -276,7 +277,23 @@ def _weights(request: Request, mesh: MeshShape, interleave: int) -> str:
 
 def _advice(request: Request) -> str:
     """Returns what to change where there is no mesh."""
+    changes = nearest_changes(request, _finder(request))
+    several = "change several of sequence.length, sequence.per_step, the axes of the mesh and the number of devices"
+    return f"use {changes}" if changes else several
 
+
+def length_for(request: Request) -> int | None:
+    """Returns the longest length up to the request's that has a layout, else the next longer one; None: none has."""
+    return suited_length(request, _finder(request))
+
+
+def clusters_for(request: Request) -> list[Cluster]:
+    """Returns the nearest clusters that have a layout, one smaller and one larger."""
+    return suited_clusters(request, _finder(request))
+
+
+def _finder(request: Request) -> Find:
+    """Returns what tries a changed request."""
     by_choice = request.way.schedule == BREADTH_FIRST and not asks_for_breadth_first(request.config)
 
     def find(changed: Request) -> list[Layout]:
@@ -286,9 +303,7 @@ def _advice(request: Request) -> str:
         except ValueError:
             return []
 
-    changes = nearest_changes(request, find)
-    several = "change several of sequence.length, sequence.per_step, the axes of the mesh and the number of devices"
-    return f"use {changes}" if changes else several
+    return find
 
 
 def _meshes(request: Request) -> Iterator[tuple[MeshShape, int]]:

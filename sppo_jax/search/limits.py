@@ -2,12 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from sppo_jax.collector import without_collector
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
+from sppo_jax.hardware.sizes import doubled_sizes, every_size, resized
 from sppo_jax.search.feasible import Feasibility, Form
 from sppo_jax.search.request import resolve_cluster
 from sppo_jax.search.search import Found, search
@@ -15,7 +16,6 @@ from sppo_jax.search.search import Found, search
 # Of the longest sequence: how exactly it is found.
 _LENGTH_PARTS = 16
 _MOST_TOKENS = 2**30
-_MOST_HOSTS = 128
 # Why the plan that is least too large does not fit is worked out for one size alone.
 _TOO_LARGE = "no plan fits"
 
@@ -76,6 +76,20 @@ class _Trials:
         """Begins with the fastest plan of a size."""
         self.known[size] = Trial(size=size, name=self.name(size), found=found, problem=found.problem)
 
+    def possible(self, sizes: Iterable[int]) -> int:
+        """Returns the first size that the settings allow.
+
+        Raises:
+            ValueError: they allow none; why, and what to change, for the first size.
+        """
+        problem = ""
+        for size in sizes:
+            fits = self.fits(size)
+            if fits or self.known[size].is_possible:
+                return size
+            problem = problem or self.known[size].problem
+        raise ValueError(problem)
+
     def fits(self, size: int) -> bool:
         """Returns whether a plan of a size fits."""
         if size not in self.known:
@@ -118,10 +132,11 @@ class _Trials:
 
 @without_collector()
 def max_length(config: Config, cluster: Cluster | None = None, *, found: Found | None = None) -> Bound:
-    """Finds the longest sequence that fits: by doubling from the config's length, then by halving the interval.
+    """Finds the longest sequence that fits: by doubling near the config's length, then by halving the interval.
 
-    What fits is taken to fit at every shorter length, which holds as far as lengths divide alike. The answer is exact
-    to a sixteenth of it, and `stopped` says how much more does not fit. Only the answer's fastest plan is searched.
+    Only lengths that suit every mesh of the devices are tried, whether or not the config's length does. What fits is
+    taken to fit at every shorter length. The answer is exact to a sixteenth of it, and `stopped` says how much more
+    does not fit. Only the answer's fastest plan is searched.
 
     Args:
         config: the settings; all that is "auto" is open again for every length.
@@ -129,7 +144,7 @@ def max_length(config: Config, cluster: Cluster | None = None, *, found: Found |
         found: what `search` found for the config as it is, if known.
 
     Raises:
-        ValueError: a setting pins the length.
+        ValueError: a setting pins the length, or there is no plan of any length.
     """
     for name, value in (("sequence.chunks", config.sequence.chunks), ("stash.alpha", config.stash.alpha)):
         if isinstance(value, tuple):
@@ -146,16 +161,17 @@ def max_length(config: Config, cluster: Cluster | None = None, *, found: Found |
     def ask(tokens: int) -> tuple[Config, Cluster | None]:
         return replace(config, sequence=replace(config.sequence, length=tokens)), cluster
 
-    length = config.sequence.length
+    resolved = resolve_cluster(config, cluster)
+    unit = math.lcm(resolved.num_devices, config.mesh.pinned.get("seq", 1)) * resolved.device.tile
+    start = unit * 2 ** max(0, round(math.log2(config.sequence.length / unit)))
     trials = _Trials(lambda tokens: f"{tokens:,}", ask)
-    # Settings that contradict each other are refused; a length that they do not allow is one that does not fit.
-    trials.start(length, found or search(config, cluster))
-    low, high = _bracket(trials, length, _MOST_TOKENS)
+    if found is not None and start == config.sequence.length:
+        trials.start(start, found)
+    start = trials.possible([start, *_doubled(start, _MOST_TOKENS), *_halved(start, unit)])
+    low, high = _bracket(trials, start, unit, _MOST_TOKENS)
     if low is None:
         return trials.bound(low, high)
-    # Lengths that suit every mesh of these devices; no finer than the answer is wanted.
-    resolved = resolve_cluster(config, cluster)
-    unit = resolved.num_devices * resolved.device.tile
+    # No finer than the answer is wanted.
     step = max(unit, low // _LENGTH_PARTS // unit * unit)
     while high is not None and high - low > step:
         middle = low + max(1, (high - low) // step // 2) * step
@@ -169,8 +185,9 @@ def max_length(config: Config, cluster: Cluster | None = None, *, found: Found |
 def min_devices(config: Config, cluster: Cluster | None = None, *, found: Found | None = None) -> Bound:
     """Finds the smallest cluster that a plan fits: 1, 2, 4, ... devices of one host, then whole hosts.
 
-    Sizes are halved or doubled from the given cluster on, up to 128 hosts; between the last two, numbers of hosts are
-    tried by halving the interval. A host of fewer devices keeps all of its memory.
+    Sizes are halved or doubled from the given cluster on, up to 128 hosts, and those without a mesh are passed over;
+    between the last two, numbers of hosts are tried by halving the interval. Slices of TPUs have the shapes that exist.
+    A host of fewer devices keeps all of its memory.
 
     Args:
         config: the settings; all that is "auto" is open again for every size.
@@ -178,7 +195,7 @@ def min_devices(config: Config, cluster: Cluster | None = None, *, found: Found 
         found: what `search` found for the config as it is, if known.
 
     Raises:
-        ValueError: the settings pin the number of devices.
+        ValueError: the settings pin the number of devices, or no size has a mesh.
     """
     pinned = config.mesh.pinned
     if len(pinned) == 3:
@@ -191,6 +208,8 @@ def min_devices(config: Config, cluster: Cluster | None = None, *, found: Found 
     given = math.prod(pinned.values())
 
     def devices(size: int) -> Cluster:
+        if base.device.platform == "tpu":
+            return resized(base, size) or base
         return replace(base, num_hosts=max(1, size // per_host), devices_per_host=min(size, per_host), topology=())
 
     def ask(size: int) -> tuple[Config, Cluster]:
@@ -199,60 +218,75 @@ def min_devices(config: Config, cluster: Cluster | None = None, *, found: Found 
             raise ValueError(f"{shown} does not divide {size} devices")
         return config, devices(size)
 
-    sizes = list(_sizes(per_host))
-    start = max((size for size in sizes if size <= base.num_devices), default=sizes[0])
+    sizes = doubled_sizes(base, per_host, given)
+    nearest = max((size for size in sizes if size <= base.num_devices), default=sizes[0])
     trials = _Trials(lambda size: devices(size).name, ask)
-    if found is not None and start == base.num_devices and base.devices_per_host == min(start, per_host):
-        trials.start(start, found)
-    low, high = _least(trials, sizes, sizes.index(start))
-    while low is not None and high is not None and high - low > per_host:
-        middle = low + (high - low) // per_host // 2 * per_host
+    if found is not None and devices(nearest) == base:
+        trials.start(nearest, found)
+    smaller = [size for size in reversed(sizes) if size < nearest]
+    start = trials.possible([nearest, *smaller, *(size for size in sizes if size > nearest)])
+    low, high = _least(trials, sizes, start)
+    every = every_size(base, per_host)
+    while between := _hosts_between(every, per_host, low, high):
+        middle = between[(len(between) - 1) // 2]
         low, high = (low, middle) if trials.fits(middle) else (middle, high)
     larger = [size for size in sizes if high is not None and size > high]
     while high is not None and not (trials.fits(high) and trials.settles(high)):
         low, high = high, larger.pop(0) if larger else None
     # Most numbers of hosts suit no mesh: what says more is the nearest that does, and is too small.
-    smaller = [size for size, one in trials.known.items() if one.is_possible and (high is None or size < high)]
-    return trials.bound(high, low if low is None else max(smaller, default=low))
+    possible = [size for size, one in trials.known.items() if one.is_possible and (high is None or size < high)]
+    return trials.bound(high, low if low is None else max(possible, default=low))
 
 
-def _bracket(trials: _Trials, size: int, most: int) -> tuple[int | None, int | None]:
+def _hosts_between(sizes: list[int], per_host: int, low: int | None, high: int | None) -> list[int]:
+    """Returns the numbers of whole hosts between two, in devices; none where one of the two is less than a host."""
+    if low is None or high is None or low < per_host:
+        return []
+    return [size for size in sizes if low < size < high]
+
+
+def _doubled(size: int, most: int) -> list[int]:
+    return [size * 2**power for power in range(1, (most // size).bit_length())]
+
+
+def _halved(size: int, least: int) -> list[int]:
+    return [size // 2**power for power in range(1, (size // least).bit_length())]
+
+
+def _bracket(trials: _Trials, size: int, least: int, most: int) -> tuple[int | None, int | None]:
     """Returns the largest size that fits and the smallest that does not, a factor of two apart."""
     if trials.fits(size):
-        while 2 * size <= most:
-            if not trials.fits(2 * size):
-                return size, 2 * size
-            size *= 2
+        for larger in _doubled(size, most):
+            if not trials.fits(larger):
+                return size, larger
+            size = larger
         return size, None
-    while size > 1:
-        if trials.fits(size // 2):
-            return size // 2, size
-        if not trials.known[size // 2].is_possible:
+    for smaller in _halved(size, least):
+        if trials.fits(smaller):
+            return smaller, size
+        if not trials.known[smaller].is_possible:
             # Too short for the settings: nothing shorter can be planned.
             break
-        size //= 2
+        size = smaller
     return None, size
 
 
-def _sizes(per_host: int) -> Iterator[int]:
-    size = 1
-    while size < per_host:
-        yield size
-        size *= 2
-    hosts = 1
-    while hosts <= _MOST_HOSTS:
-        yield hosts * per_host
-        hosts *= 2
-
-
-def _least(trials: _Trials, sizes: list[int], index: int) -> tuple[int | None, int | None]:
-    """Returns the largest size that does not fit and the smallest that does, neighbours in `sizes`."""
-    if trials.fits(sizes[index]):
-        while index and trials.fits(sizes[index - 1]):
-            index -= 1
-        return (sizes[index - 1] if index else None), sizes[index]
-    while index + 1 < len(sizes):
-        index += 1
-        if trials.fits(sizes[index]):
-            return sizes[index - 1], sizes[index]
-    return sizes[index], None
+def _least(trials: _Trials, sizes: list[int], start: int) -> tuple[int | None, int | None]:
+    """Returns the largest size that does not fit and the smallest that does, neighbours among those with a mesh."""
+    smaller = [size for size in reversed(sizes) if size < start]
+    if trials.fits(start):
+        without_mesh = None
+        for size in smaller:
+            if trials.fits(size):
+                start = size
+            elif trials.known[size].is_possible:
+                return size, start
+            else:
+                without_mesh = size
+        return without_mesh, start
+    low = start
+    for size in (size for size in sizes if size > start):
+        if trials.fits(size):
+            return low, size
+        low = size
+    return low, None

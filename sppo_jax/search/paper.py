@@ -77,7 +77,7 @@ def _ranked(request: Request) -> list[Partition]:
 
 def _allowed(every: list[Layout], request: Request) -> list[Layout]:
     """Returns the layouts that the rules on hosts allow; a rule that would allow no layout is dropped."""
-    host = request.cluster.devices_per_host
+    host = request.cluster.num_linked
     plain = [layout for layout in every if layout.interleave == min(other.interleave for other in every)]
     # Each mesh keeps one kind of sequence parallelism: the first one, which exchanges the fewest bytes.
     first: dict[object, Layout] = {}

@@ -19,7 +19,7 @@ class SequenceSplit:
 
 @lru_cache(maxsize=64)
 def sequence_splits(
-    model: ModelConfig, sequence: SequenceConfig, seq: int, devices_per_host: int, kernel: str | None = None
+    model: ModelConfig, sequence: SequenceConfig, seq: int, num_linked: int, kernel: str | None = None
 ) -> list[SequenceSplit]:
     """Returns the kinds of sequence parallelism to consider, fewest exchanges first.
 
@@ -30,7 +30,7 @@ def sequence_splits(
         model: the model shape; heads must divide by the ulysses factor, key-value heads are replicated.
         sequence: the request.
         seq: devices of a stage.
-        devices_per_host: devices of a host, which are neighbours on the `seq` axis.
+        num_linked: devices that are joined by the links of a host, which are neighbours on the `seq` axis.
         kernel: the attention kernel; None: any.
 
     Raises:
@@ -42,7 +42,7 @@ def sequence_splits(
         return [split_sequence(model, _as_kind(sequence, sequence.ulysses, seq), seq, kernel)]
     num_heads, num_kv_heads = model.shared_heads
     factors = divisors(math.gcd(num_heads, seq))
-    near = [factor for factor in factors if factor <= devices_per_host]
+    near = [factor for factor in factors if factor <= num_linked]
     whole = [factor for factor in factors if num_kv_heads % factor == 0]
     found = _on_rings(model, sequence, seq, {factors[-1], near[-1], whole[-1], 1}, kernel)
     return [split_sequence(model, _as_kind(sequence, factor, seq), seq, kernel) for factor in found]

@@ -35,7 +35,8 @@ def min_devices_text(bound: Bound, cluster: Cluster, length: int) -> str:
         length: tokens of a sequence.
     """
     if bound.best is None:
-        title = f"No cluster of up to {bound.tried[-1].size} {cluster.device.name} fits {length:,} tokens"
+        most = max(trial.size for trial in bound.tried)
+        title = f"No cluster of up to {most} {cluster.device.name} fits {length:,} tokens"
     else:
         size, name = bound.best.size, bound.best.name
         devices = "device" if size == 1 else "devices"

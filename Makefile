@@ -23,7 +23,7 @@ test-fast: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n 2 -q $(FAST)
 
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0 -q
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0 -q --durations 20
 
 clean:
 	rm -rf .venv .venv-* build *.egg-info

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from hypothesis import settings
-from quick_flags import QUICK_XLA_FLAGS
+from quick_flags import NUM_FRAMES, QUICK_XLA_FLAGS
 
 from sppo_jax.commands.command import simulate_devices
 
@@ -17,8 +17,9 @@ os.environ.setdefault("PJRT_NPROC", "64")
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 # Small programs spend most time in compiling. A case that says so is compiled at the normal level.
 os.environ["XLA_FLAGS"] += f" {QUICK_XLA_FLAGS}"
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = NUM_FRAMES
 # Tracing makes many objects that live long. By default Python looks through them so often that it takes a third longer.
-gc.set_threshold(50_000, 20, 20)
+gc.set_threshold(200_000, 20, 20)
 
 # Under nohup this signal is ignored, and every program that a test starts would ignore it too.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -28,8 +29,17 @@ settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """One worker runs a file, which makes and compiles once what its tests share; files of one group share more."""
+    for item in items:
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 def pytest_collection_finish(session):
     """Refuses a pytest under which xdist spreads the tests of a group, which then make their fixtures twice."""
+    gc.freeze()  # what is imported stays
     grouped = (item for item in session.items if item.get_closest_marker("xdist_group"))
     if getattr(session.config.option, "loadgroup", False) and any("@" not in item.nodeid for item in grouped):
         raise pytest.UsageError(f"pytest-xdist must see groups of tests, got none under pytest {pytest.__version__}")

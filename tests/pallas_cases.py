@@ -88,8 +88,14 @@ def draw_case(rng, heads: tuple[int, int, int], num_queries: int, num_keys: int)
     return Case(seen, intervals, q, dout, lse, rng.standard_normal(lse.shape, np.float32), k, v, dk, dv)
 
 
+def _wide(*arrays):
+    """Returns arrays in float64; of keys and values that all query heads of a key-value head share, with a dim."""
+    return [x.astype(np.float64) if x.ndim == 4 else x.astype(np.float64)[:, None] for x in arrays]
+
+
 def _scores(q, k, seen):
-    return np.where(seen, np.einsum("kgth,ksh->kgts", q, k, dtype=np.float64) / np.sqrt(q.shape[-1]), -np.inf)
+    q, k = _wide(q, k)
+    return np.where(seen, q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), -np.inf)
 
 
 def plain_forward(q, k, v, seen):
@@ -100,16 +106,15 @@ def plain_forward(q, k, v, seen):
     total = p.sum(-1)
     with np.errstate(divide="ignore"):
         lse = np.where(total > 0, top[..., 0] + np.log(total), -np.inf)
-    return np.einsum("kgts,ksh->kgth", p / np.where(total > 0, total, 1)[..., None], v), lse
+    (v,) = _wide(v)
+    return p / np.where(total > 0, total, 1)[..., None] @ v, lse
 
 
 def plain_backward(case: Case):
     """Returns dQ, dK and dV of the case's rows."""
     k, v = (x[PLACE][..., : case.q.shape[-1]] for x in (case.k, case.v))
     p = np.exp(_scores(case.q, k, case.seen) - np.where(np.isinf(case.lse), np.inf, case.lse)[..., None])
-    ds = p * (np.einsum("kgth,ksh->kgts", case.dout, v) - case.delta[..., None]) / np.sqrt(case.q.shape[-1])
-    return (
-        np.einsum("kgts,ksh->kgth", ds, k),
-        np.einsum("kgts,kgth->ksh", ds, case.q),
-        np.einsum("kgts,kgth->ksh", p, case.dout),
-    )
+    q, dout, k, v = _wide(case.q, case.dout, k, v)
+    ds = p * (dout @ v.swapaxes(-1, -2) - case.delta[..., None]) / np.sqrt(case.q.shape[-1])
+    dk, dv = ((x.swapaxes(-1, -2) @ rows).sum(1) for x, rows in ((ds, q), (p, dout)))
+    return ds @ k, dk, dv

@@ -13,4 +13,6 @@ NORMAL_LEVEL: dict[str, int | bool] = {
 if jaxlib_version() < (0, 11):
     _QUICK["xla_cpu_use_fusion_emitters"] = "false"
     NORMAL_LEVEL["xla_cpu_use_fusion_emitters"] = True
+# By default every operation has up to 100 lines of Python with it, most of them pytest's.
+NUM_FRAMES = "1"
 QUICK_XLA_FLAGS = " ".join(f"--{name}={value}" for name, value in _QUICK.items())

@@ -11,6 +11,8 @@ from sppo_jax.attention.intervals import EDGE, FULL, NONE, Intervals, find_steps
 from sppo_jax.attention.spans import find_team_spans
 from sppo_jax.attention.tags import Tags, visible
 
+compiled_steps = jax.jit(find_steps, static_argnames=("num_keys", "blocks", "num_lists", "by"))
+
 
 def seen_by(found: Intervals, num_keys: int) -> np.ndarray:
     keys = np.arange(num_keys)
@@ -52,7 +54,7 @@ def test_steps_visit_each_pair_of_blocks_that_is_needed_once(seed, num_lists, by
     block_q, block_k, num_keys = 8, 16, 128
     masks = draw_masks(np.random.default_rng(seed), num_queries=48, num_keys=num_keys)
     found = masks.intervals()
-    steps = find_steps(found, num_keys, (block_q, block_k), num_lists=num_lists, by=by)
+    steps = compiled_steps(found, num_keys, (block_q, block_k), num_lists=num_lists, by=by)
     blocks = masks.seen().reshape(-1, block_q, num_keys // block_k, block_k).swapaxes(1, 2)
     kinds = np.where(blocks.all((2, 3)), FULL, np.where(blocks.any((2, 3)), EDGE, NONE))
     visited, written = np.zeros_like(kinds), [[] for _ in range(num_lists)]

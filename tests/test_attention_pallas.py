@@ -1,5 +1,7 @@
 """The kernel for TPUs, interpreted, against plain attention; and its own copies under late DMAs, for races."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,12 +32,17 @@ def of_shape(sizes) -> Blocks:
     return Blocks(*sizes, vmem_bytes=2**26)
 
 
-def run_forward(case: Case, blocks, intervals, state=None, interpret=True) -> State:
+@cache
+def forward_program(blocks, interpret):
     def on_device(q, k, v, slot, intervals, state):
         meets = with_blocks(intervals, k.shape[-2], blocks)
         return forward(q, (k, v, (slot, PLACE[1])), meets, state, interpret=interpret)
 
-    return jax.jit(on_device)(case.q, case.k, case.v, PLACE[0], intervals, state)
+    return jax.jit(on_device)
+
+
+def run_forward(case: Case, blocks, intervals, state=None, interpret=True) -> State:
+    return forward_program(blocks, interpret)(case.q, case.k, case.v, PLACE[0], intervals, state)
 
 
 def run_backward(case: Case, blocks, interpret=True):

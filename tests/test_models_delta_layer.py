@@ -45,7 +45,14 @@ def draw_batch(rng, rows=2, length=70, padding=6):
     return dict(tokens=tokens, targets=targets, positions=positions, document_ids=documents)
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "delta alone"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "experts",
+        "sizes of its own, norms behind",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("hybrid", "four norms")),
+    ],
+)
 def test_the_dense_model_is_that_of_the_recurrence(x64, name, monkeypatch):
     """Loss and every gradient, with the mixer's definition in its place."""
     model, batch = small_model(1, **KINDS[name]), draw_batch(np.random.default_rng(0))

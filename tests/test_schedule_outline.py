@@ -17,7 +17,7 @@ from sppo_jax.schedule.waiting import waiting_slots
 def pairs():
     """Returns tables of up to 4 stages, 6 chunks and 12 sequences with their outlines, some of them in waves."""
     found = []
-    alone = product(GENERATORS, range(1, 5), range(1, 7), (1, 2, 4, 5, 8, 9, 11, 12), range(1, 4), (1,))
+    alone = product(GENERATORS, range(1, 5), (1, 2, 3, 4, 6), (1, 2, 5, 8, 9, 12), range(1, 4), (1,))
     waves = product(GENERATORS, (1, 2, 4), (1, 3, 4), (2, 8, 9, 12), (1, 2), (2, 3, 4))
     for name, stages, chunks, sequences, groups, wave in chain(alone, waves):
         asked = name, stages, sequences, tuple(range(chunks + 8, 8, -1)), groups, wave

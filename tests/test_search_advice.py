@@ -91,10 +91,11 @@ PINS = ({}, {"pipe": 1}, {"pipe": 2}, {"pipe": 3}, {"seq": 3}, {"data": 2}, {"da
 SEQUENCES = ({}, {"per_step": 4}, {"per_pipeline": 2}, {"chunks": 4}, {"chunks": 100}, {"kind": "ulysses"})
 
 
+@pytest.mark.parametrize("counts", [(3, 5, 8, 12), pytest.param((6, 7, 48), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("mesh", PINS, ids=str)
-def test_every_change_that_is_named_leaves_a_plan(mesh):
+def test_every_change_that_is_named_leaves_a_plan(mesh, counts):
     refused = 0
-    for devices in (3, 5, 6, 7, 8, 12, 48):
+    for devices in counts:
         for sequence in SEQUENCES:
             for length in (8192, 8191):
                 try:
@@ -114,7 +115,7 @@ def test_every_change_that_is_named_leaves_a_plan(mesh):
                 first = [change for change in changes if change.endswith("=auto") and "together with" in named]
                 for change in changes[len(first) :]:
                     check_leaves_a_mesh(asked, devices, [*first, change])
-    assert refused > 20
+    assert refused > 10
 
 
 def check_leaves_a_mesh(asked, devices, changes):

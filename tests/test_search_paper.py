@@ -22,7 +22,14 @@ def config(model="gpt-7b", cluster="a100-80g:4x8", length=512, **groups):
     return config_from_dict({**base, "sequence": sequence, **groups})
 
 
-@pytest.mark.parametrize(("model", "cluster", "length"), SETTINGS)
+# Of each model the shortest and the longest.
+IN_CI = [case for case in SETTINGS if case[2] in (512, TABLE_4[case[:2]][-1])]
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "length"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (case not in IN_CI)) for case in SETTINGS],
+)
 def test_the_search_is_never_slower_than_the_paper(model, cluster, length):
     found, paper = search(config(model, cluster, length)), search(config(model, cluster, length, planner="paper"))
     assert found.fits or not paper.fits

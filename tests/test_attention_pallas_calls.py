@@ -24,7 +24,7 @@ def find(dtype=jnp.bfloat16, **how):
     ("dtype", "has_window"),
     [
         (jnp.bfloat16, True),
-        (jnp.float32, False),
+        pytest.param(jnp.float32, False, marks=pytest.mark.slow),
         pytest.param(jnp.bfloat16, False, marks=pytest.mark.slow),
         pytest.param(jnp.float32, True, marks=pytest.mark.slow),
     ],

@@ -58,7 +58,13 @@ class Reference(NamedTuple):
     grads: Path  # a folder like that of the weights
 
 
-@pytest.fixture(scope="module", params=MODELS)
+# Others of their families are in CI.
+SLOW = ("llama", "qwen2-window", "qwen3-next-mixed", "mistral")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in MODELS]
+)
 def reference(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     weights, grads = folder / "weights", folder / "grads"

@@ -52,14 +52,14 @@ def test_a_last_group_may_have_layers_of_several_shapes_and_experts(num_layers, 
     compare(Case(plan, model), 9, count=2, request=request)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kv", "attention", "kind"),
     [
         ("rebuild", "host", "ring"),
-        *(
-            pytest.param(*places, marks=pytest.mark.slow)
-            for places in [("host", "keep", "ulysses"), ("keep", "recompute", "ring"), ("rebuild", "keep", "ring")]
-        ),
+        ("host", "keep", "ulysses"),
+        ("keep", "recompute", "ring"),
+        ("rebuild", "keep", "ring"),
     ],
 )
 def test_a_lone_layer_with_a_window_stashes_its_output_and_its_tail(kv, attention, kind, request):

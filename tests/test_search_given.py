@@ -57,7 +57,15 @@ VALUES = {
 }
 
 
-SLOW = ("chunks of equal cost", "one stage", "two sequences", "the paper's rules", "all computed again")
+SLOW = (
+    "a list of chunks",
+    "one member",
+    "chunks of equal cost",
+    "one stage",
+    "two sequences",
+    "the paper's rules",
+    "all computed again",
+)
 SOME = [pytest.param(base, marks=[pytest.mark.slow] if base in SLOW else []) for base in BASES]
 
 

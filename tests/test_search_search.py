@@ -298,7 +298,7 @@ def test_bounds_from_an_uncut_sequence_are_below_those_from_all_chunks(preset, l
     sequence = {"ring_pass": ring_pass}
     request = read_request(large(preset, "a100-80g:8x8", length, schedule={"name": "sppo"}, sequence=sequence))
     start, options = Frontier(request), place_options(request.config)
-    tried = list(itertools.product(partitions(request), options))[::67]
+    tried = list(itertools.product(partitions(request), options))[::41]
     assert len(tried) > 50
     for partition, places in tried:
         least_s = start.seconds.of_partition(partition, places, "hidden") * (1 + 1e-9)

@@ -10,6 +10,7 @@ from jax.errors import JaxRuntimeError
 from test_fit_copies import LOOPS, SLICES
 
 from sppo_jax.cli import main
+from sppo_jax.commands.fit import _problem
 from sppo_jax.config import config_from_dict, load_config, to_yaml
 from sppo_jax.fit.compiled import Fit, Sizes, compile_lowered, compile_plan, prepare_environment, variants_of
 from sppo_jax.fit.copies import HostCopies, LoopWait
@@ -17,6 +18,7 @@ from sppo_jax.fit.figures import Figures
 from sppo_jax.fit.fingerprint import Lowering
 from sppo_jax.fit.hops import RingHops
 from sppo_jax.fit.nearest import nearest_change
+from sppo_jax.fit.slices import Slice
 from sppo_jax.hardware import parse_cluster, pool_bytes
 from sppo_jax.search.search import search
 
@@ -139,6 +141,15 @@ class Lowered:
         return SimpleNamespace(memory_analysis=lambda: sizes, as_text=lambda: SLICES + LOOPS)
 
 
+def test_copies_of_other_rows_do_not_fit():
+    wrong = replace(fit(), wrong_slices=(Slice("u16[7,2,8]", False, (32, 0)),))
+    assert fit().fits and not wrong.fits and wrong.to_dict()["wrong_slices"] == [
+        "reads from u16[7,2,8] at bytes 32, 0"
+    ]  # fmt: skip
+    assert "got 1 elsewhere (reads from u16[7,2,8] at bytes 32, 0)" in _problem(wrong, None)
+    assert "no change" not in _problem(wrong, None) and "no change" in _problem(fit(hbm=80), None)
+
+
 def test_on_tpus_the_bytes_are_those_that_xla_allocates(tmp_path):
     """`temp_size_in_bytes` of libtpu 0.0.50 is larger. jaxlib 0.10 does not tell what is allocated."""
     compiled = Lowered().compile({"xla_dump_to": str(tmp_path)})
@@ -151,7 +162,7 @@ def test_on_tpus_the_bytes_are_those_that_xla_allocates(tmp_path):
 def test_variants_are_compiled_once_each(monkeypatch):
     """The loop of the program waits, but not where the option puts the loop into a graph."""
     lowered = Lowered()
-    program = SimpleNamespace(lower=lambda: lowered, turn_shares={}, lowering=lambda text, cluster: LOWERING)
+    program = SimpleNamespace(lower=lambda: lowered, turn_shares={}, slices=(), lowering=lambda text, cluster: LOWERING)
     monkeypatch.setattr("sppo_jax.fit.lowering.train_program", lambda *_: program)
     monkeypatch.setattr("sppo_jax.fit.targets.compile_only_devices", lambda cluster: [])
     monkeypatch.setattr("sppo_jax.fit.workspace.reserve_workspace", lambda lowered: 5)

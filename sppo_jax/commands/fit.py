@@ -32,7 +32,7 @@ def run(words: Sequence[str]) -> int:
     plan = read_plan(args.plan, config) if args.plan else make_plan(config, cluster)
     prepare_environment()
     fit = compile_plan(config, plan, cluster, variants=args.variants)
-    change = None if fit.fits else _nearest(args, config, cluster, fit)
+    change = None if fit.fits or fit.slice_problem else _nearest(args, config, cluster, fit)
     if args.json:
         named = {"overrides": list(change.overrides)} if change else None
         print(json_text({**fit.to_dict(), "cluster": cluster.name, "nearest_change": named}, indent=2))
@@ -92,7 +92,6 @@ def _problem(fit: Fit, change: Change | None) -> str:
         got, capacity = getattr(fit.largest, key), getattr(fit.capacity, key)
         if got > capacity:
             over.append(f"{(got - capacity) / 2**30:.1f} GiB of {name} per device too much")
-    if fit.pool_problem:
-        over.append(fit.pool_problem)
+    over += filter(None, (fit.pool_problem, fit.slice_problem))
     tail = change.describe() if change else "no change that was tried fits"
-    return f"does not fit: {' and '.join(over)}; {tail}"
+    return f"does not fit: {' and '.join(over)}" + ("" if fit.slice_problem else f"; {tail}")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from sppo_jax.config.data import DataConfig
-from sppo_jax.data.cache import Entry, Writer, name_of, named_entry, user_directory
+from sppo_jax.data.cache import Entry, Writer, name_of, named_entry, read_entry, user_directory
 from sppo_jax.data.folders import File
 from sppo_jax.data.places import is_address, place_of
 from sppo_jax.data.progress import Progress
@@ -31,6 +31,7 @@ from sppo_jax.paths import local_path
 _PART = re.compile(r"([0-9]+)/([0-9]+)")
 _NAME = re.compile(r"\.part-([0-9]+)-of-([0-9]+)$")
 _BLOCK_BYTES = 1 << 24
+_OLDER = "older"  # a fact that entries of earlier versions lack
 _TOKENS, _BOUNDS, _FACTS = "tokens.bin", "bounds.bin", "facts.json"
 
 
@@ -111,6 +112,7 @@ def tokenized(config: DataConfig, job: Job) -> Entry:
             _join(job, writer, place, count, finished[count])
         job.check(writer.facts)
         writer.facts["crc"] = writer.crc
+        writer.facts[_OLDER] = [name_of(key, job.dtype) for key in job.older]
 
     return named_entry(local, job.name, fill, dtype=job.dtype)
 
@@ -119,7 +121,8 @@ def _tell_of_older(job: Job, directory: Path) -> None:
     """Warns where an earlier version made the tokens, which this version reads by other rules."""
     for key in job.older:
         path = directory / name_of(key, job.dtype)
-        if path.is_dir():
+        found = read_entry(path, job.dtype)
+        if found and _OLDER not in found.facts:
             warnings.warn(
                 f"the tokens of {job.files[0].path}{' and other files' if len(job.files) > 1 else ''} are made again, "
                 f"because an earlier version of sppo_jax made those in {path}; remove that folder if no older version "

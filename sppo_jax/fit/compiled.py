@@ -17,6 +17,7 @@ from sppo_jax.fit.copies import HostCopies
 from sppo_jax.fit.figures import Figures
 from sppo_jax.fit.fingerprint import Lowering
 from sppo_jax.fit.hops import RingHops
+from sppo_jax.fit.slices import Slice
 from sppo_jax.fit.thunks import graphed_loops
 from sppo_jax.hardware import Cluster, pool_bytes
 from sppo_jax.plan.plan import Plan
@@ -62,6 +63,7 @@ class Fit:
         compile_s: seconds the compiler took.
         jax_version: the version of jax, whose compiler decides the bytes.
         lowering: the digits of the program that was compiled, and its counts.
+        wrong_slices: host copies that the compiler makes at other offsets than the plan's rows.
         allocations: the program's host allocations; None where no pool of pinned memory holds them.
         variants: the same step with other options of the compiler, by name.
     """
@@ -78,6 +80,7 @@ class Fit:
     loops_share: float = 0.0
     hops: RingHops = RingHops()
     workspace_bytes: int = 0
+    wrong_slices: tuple[Slice, ...] = ()
     allocations: HostAllocations | None = None
     variants: dict[str, Fit] = field(default_factory=dict)
 
@@ -95,12 +98,23 @@ class Fit:
             largest.hbm_bytes <= capacity.hbm_bytes
             and largest.host_bytes <= capacity.host_bytes
             and not self.pool_problem
+            and not self.slice_problem
         )
 
     @property
     def pool_problem(self) -> str:
         """Why a run does not get the program's host allocations; empty where it does."""
         return self.allocations.problem if self.allocations is not None else ""
+
+    @property
+    def slice_problem(self) -> str:
+        """Why a run would copy other rows than the plan's; empty where it would not."""
+        if not self.wrong_slices:
+            return ""
+        return (
+            f"host copies must be at the rows of the plan, got {len(self.wrong_slices)} elsewhere "
+            f"({self.wrong_slices[0].describe()}): gradients would be wrong; use another version of jaxlib"
+        )
 
     @property
     def exposed_share(self) -> float:
@@ -132,6 +146,7 @@ class Fit:
                 "loop_bytes": self.copies.loop_bytes,
                 "loops_share": round(self.loops_share, 5),
             },
+            "wrong_slices": [wrong.describe() for wrong in self.wrong_slices],
             "host_allocations": self.allocations.to_dict() if self.allocations is not None else None,
             "ring_hops": asdict(self.hops),
             "workspace_bytes": self.workspace_bytes,
@@ -255,7 +270,7 @@ def compile_plan(config: Config, plan: Plan, cluster: Cluster, *, variants: bool
     lowering = program.lowering(lowered.as_text(), cluster)
 
     def compiled(options: dict[str, Any] | None) -> Fit:
-        figures, compile_s = _figures(lowered, options, program.turn_shares, plan, cluster)
+        figures, compile_s = _figures(program, lowered, options, plan, cluster)
         return _fit(figures, config, plan, cluster, compile_s, lowering, workspace_bytes)
 
     others = variants_of(cluster.device.platform) if variants else {}
@@ -295,18 +310,18 @@ def variants_of(platform: str) -> dict[str, dict[str, Any]]:
 
 
 def _figures(
-    lowered: Any, options: dict[str, Any] | None, turn_shares: dict[str, float], plan: Plan, cluster: Cluster
+    program: TrainProgram, lowered: Any, options: dict[str, Any] | None, plan: Plan, cluster: Cluster
 ) -> tuple[Figures, float]:
     """Compiles a lowered program; returns its figures, and the seconds that took."""
     start = time.perf_counter()
     if cluster.device.platform != "gpu":
         compiled = compile_lowered(lowered, options)
-        figures = Figures.of(compiled, turn_shares, platform=cluster.device.platform)
+        figures = Figures.of(compiled, program.turn_shares, platform=cluster.device.platform)
         return figures, time.perf_counter() - start
     with tempfile.TemporaryDirectory() as folder:
         compiled = compile_lowered(lowered, {**(options or {}), "xla_dump_to": folder})
         compile_s = time.perf_counter() - start
-        figures = Figures.of(compiled, turn_shares, graphed_loops(Path(folder)))
+        figures = Figures.of(compiled, program.turn_shares, graphed_loops(Path(folder)), planned=program.slices)
         return replace(figures, allocations=host_allocations(Path(folder), plan, cluster)), compile_s
 
 
@@ -331,6 +346,7 @@ def _fit(
         loops_share=figures.copies.loops_s(*beside) / plan.predicted.step_s,
         hops=figures.hops,
         workspace_bytes=workspace_bytes,
+        wrong_slices=figures.wrong_slices,
         allocations=figures.allocations,
         flash_calls=figures.flash_calls,
         lowering=lowering,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sppo_jax.fit.allocations import HostAllocations
 from sppo_jax.fit.copies import HostCopies, host_copies
 from sppo_jax.fit.hops import RingHops, ring_hops
+from sppo_jax.fit.slices import Slice, slices_of, wrong_slices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class Figures:
         flash_calls: calls of a fused attention kernel in the program's text.
         hops: bytes sent round the ring in one run of the program.
         allocations: those in pinned host memory; None where they were not looked at.
+        wrong_slices: host copies at other offsets than the plan's rows.
     """
 
     hbm_bytes: int
@@ -30,6 +32,7 @@ class Figures:
     flash_calls: int
     hops: RingHops = RingHops()
     allocations: HostAllocations | None = None
+    wrong_slices: tuple[Slice, ...] = ()
 
     @classmethod
     def of(
@@ -39,6 +42,7 @@ class Figures:
         graphed: frozenset[str] | None = None,
         *,
         platform: str = "gpu",
+        planned: Sequence[Slice] = (),
     ) -> Figures:
         """Returns the figures of a program that `jax.stages.Lowered.compile` returned.
 
@@ -46,6 +50,7 @@ class Figures:
             compiled: the program.
             turn_shares, graphed: see `host_copies`.
             platform: of its devices.
+            planned: host copies of the plan.
         """
         from sppo_jax.compat import allocated_bytes  # imports jax
 
@@ -56,6 +61,7 @@ class Figures:
             copies=host_copies(text, turn_shares, graphed),
             flash_calls=sum(text.count(f'custom_call_target="{name}') for name in ("__cudnn$fmha", "tpu_custom_call")),
             hops=ring_hops(text, turn_shares),
+            wrong_slices=wrong_slices(slices_of(text), planned) if planned else (),
         )
 
     def to_dict(self) -> dict[str, int | None]:

@@ -13,6 +13,8 @@ from flax import nnx
 
 from sppo_jax.config import Config
 from sppo_jax.fit.fingerprint import Lowering, asked_of, fingerprint, kernel_calls
+from sppo_jax.fit.host_rows import planned_slices
+from sppo_jax.fit.slices import Slice
 from sppo_jax.fit.sources import sources_digest
 from sppo_jax.fit.turns import turn_shares
 from sppo_jax.hardware import Cluster
@@ -41,6 +43,7 @@ class TrainProgram:
         turn_shares: of `fit/turns.py`.
         options: the compiler's options in the jit of the step.
         host_stash_bytes: of the stash on the host, of one device.
+        slices: of buffers on the host that the plan's ticks copy.
     """
 
     step: TrainStep
@@ -52,6 +55,7 @@ class TrainProgram:
     turn_shares: dict[str, float]
     options: Mapping[str, Any]
     host_stash_bytes: int
+    slices: Sequence[Slice]
 
     def lower(self) -> jax.stages.Lowered:
         """Returns the step lowered for its devices."""
@@ -106,4 +110,5 @@ def train_program(config: Config, plan: Plan, devices: Sequence, platform: str) 
         turn_shares=turn_shares(step.program),
         options=step.compiler_options or {},
         host_stash_bytes=step.host_stash_bytes,
+        slices=planned_slices(step),
     )

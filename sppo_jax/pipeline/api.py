@@ -310,14 +310,14 @@ class Step:
         """The pieces of the stash on the host, see `host_stash`; none where the stash is in one piece."""
         if not self.train or len(self.plan.host_pieces) == 1:
             return {}
-        return host_stash.stash_shapes(self.program, self._stash_layout, self.mesh)
+        return host_stash.stash_shapes(self.program, self.stash_layout, self.mesh)
 
     @property
     def host_stash_bytes(self) -> int:
         """Bytes of the stash on the host, of one device."""
-        return host_stash.stash_bytes(self.program, self._stash_layout)
+        return host_stash.stash_bytes(self.program, self.stash_layout)
 
-    def _stash_layout(self, name: StashClass) -> StashLayout:
+    def stash_layout(self, name: StashClass) -> StashLayout:
         """Returns how the stash of a class lies on a device, and on its host."""
         dtype = jnp.dtype(self.model.dtype)
 

@@ -146,7 +146,7 @@ class StashLayout:
         return {name: jnp.zeros((lead, one.num_layers, *one.kept_shape), one.dtype) for name, one in kept.items()}
 
     @property
-    def _columns(self) -> tuple[int, ...]:
+    def columns(self) -> tuple[int, ...]:
         """Elements of a line that lie in each piece."""
         return cut_line(self.host_shape[1], self.host_pieces)
 
@@ -157,45 +157,45 @@ class StashLayout:
             num_rows: rows.
             num_short: how many of them, before the last one, are short.
         """
-        lead = (self._first_step(num_rows, num_short), self._step)
-        return tuple(to_host(jnp.zeros((*lead, elements), ELEMENT)) for elements in self._columns)
+        lead = (self.first_step(num_rows, num_short), self.step_lines)
+        return tuple(to_host(jnp.zeros((*lead, elements), ELEMENT)) for elements in self.columns)
 
     @property
-    def _step(self) -> int:
+    def step_lines(self) -> int:
         """Lines of one index of the host's buffer."""
         return math.gcd(self.host_shape[0], self.again_lines, self._short_by)
 
-    def _first_step(self, row, num_short):
+    def first_step(self, row, num_short):
         """Returns the first index of a row in the host's buffer, where so many rows before are short."""
-        first = row * (self.host_shape[0] // self._step)
-        return first - num_short * (self._short_by // self._step) if self.has_short_rows else first
+        first = row * (self.host_shape[0] // self.step_lines)
+        return first - num_short * (self._short_by // self.step_lines) if self.has_short_rows else first
 
     def write_host(self, host: Pieces, place: "HostPlace", host_part: Pieces) -> Pieces:
         """Copies a tick's part to its row on the host."""
         steps = [part.reshape(-1, *piece.shape[1:]) for piece, part in zip(host, host_part, strict=True)]
-        first = self._first_step(*place)
+        first = self.first_step(*place)
         return tuple(buffers.write(piece, (first,), to_host(x)) for piece, x in zip(host, steps, strict=True))
 
     def fetch_host(self, host: Pieces, place: "HostPlace") -> Pieces:
         """Copies what a backward reads of a row back from the host: all but keys and values."""
-        return self._fetch(host, place, self._unread_lines, self.host_shape[0])
+        return self._fetch(host, place, self.unread_lines, self.host_shape[0])
 
     def fetch_again(self, host: Pieces, place: "HostPlace") -> Pieces:
         """Copies the entries that make keys and values be there again back from the host."""
         return self._fetch(host, place, 0, self.again_lines)
 
     def _fetch(self, host: Pieces, place: "HostPlace", begin: int, end: int) -> Pieces:
-        first = self._first_step(*place) + begin // self._step
+        first = self.first_step(*place) + begin // self.step_lines
 
         def fetch(piece: jax.Array) -> jax.Array:
-            steps = buffers.read(piece, (first,), ((end - begin) // self._step, *piece.shape[1:]))
+            steps = buffers.read(piece, (first,), ((end - begin) // self.step_lines, *piece.shape[1:]))
             return to_device(steps).reshape(end - begin, piece.shape[-1])
 
         return tuple(map(fetch, host))
 
     def host_part(self) -> Pieces:
         """Zeros [lines, elements] in device memory, in pieces, for the part that one tick sends to the host."""
-        return tuple(jnp.zeros((self.host_shape[0], elements), ELEMENT) for elements in self._columns)
+        return tuple(jnp.zeros((self.host_shape[0], elements), ELEMENT) for elements in self.columns)
 
     def _lines(self) -> dict[str, tuple[int, tuple[int, int]]]:
         """First line, and shape in lines of one layer, of each entry that has a host part."""
@@ -240,7 +240,7 @@ class StashLayout:
 
     def _cut(self, lines: jax.Array) -> list[jax.Array]:
         """Cuts whole lines into those of each piece."""
-        return [lines] if len(self._columns) == 1 else lax.split(lines, self._columns, axis=1)
+        return [lines] if len(self.columns) == 1 else lax.split(lines, self.columns, axis=1)
 
     @property
     def again_lines(self) -> int:
@@ -248,13 +248,13 @@ class StashLayout:
         return self._lines_of(lambda entry: entry.again)
 
     @property
-    def _unread_lines(self) -> int:
+    def unread_lines(self) -> int:
         """Lines of keys and values, which no backward of the same chunk reads."""
         return self._lines_of(lambda entry: entry.name in KEYS_VALUES)
 
     def get(self, kept: Arrays, fetched, slot, at: At) -> Arrays:
         """Reads back what a layer's backward needs; `fetched` is from `fetch_host`."""
-        skipped = self._unread_lines
+        skipped = self.unread_lines
         return {
             entry.name: self._get_one(name, kept, fetched, slot, at, skipped)
             for name, entry in self.entries.items()

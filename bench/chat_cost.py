@@ -1,17 +1,19 @@
-"""Rendering, check and masks of conversations as a share of tokenizing, and tokens a second beside datasets.map.
+"""Rendering, checks and masks of conversations as a share of tokenizing, and tokens a second beside datasets.map.
 
-    python bench/chat_cost.py [--write]    about 3 minutes on 2 cores; needs transformers and datasets
+    python bench/chat_cost.py [--write]    about 5 minutes on 2 cores; needs transformers and datasets
 
 A tokenizer of 32,768 tokens is trained on Python's standard library. Conversations are lines of the library, half of
 the answers with a call of a tool. Tokenizing is the call of the tokenizers library that gives no places of tokens; what
-the places cost, inside that library, is a figure of its own. All figures are seconds of the processor on one thread,
-medians of rounds in which all sides take turns.
+the places cost, inside that library, is a figure of its own, and so is the check that the text has all words of the
+messages. With short answers this check renders the template once more. All figures are seconds of the processor on one
+thread, medians of rounds in which all sides take turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import platform
@@ -28,6 +30,7 @@ from sppo_jax.config import config_from_dict
 from sppo_jax.data.chat import Chat
 from sppo_jax.data.chat_spans import overlaps
 from sppo_jax.data.chat_template import ChatTemplate
+from sppo_jax.data.chat_words import check_words
 from sppo_jax.data.encoding import FileEncoder
 from sppo_jax.data.open import open_data
 
@@ -74,8 +77,8 @@ def write_tokenizer(folder: Path, lines: list[str]) -> Any:
     return found
 
 
-def draw(rng: random.Random, lines: list[str], turns: int) -> list[dict[str, Any]]:
-    """Draws a conversation of some turns."""
+def draw(rng: random.Random, lines: list[str], turns: int, *, short: bool = False) -> list[dict[str, Any]]:
+    """Draws a conversation of some turns; with short answers half of them are "ok"."""
 
     def text() -> str:
         at = rng.randrange(len(lines) - 40)
@@ -86,6 +89,8 @@ def draw(rng: random.Random, lines: list[str], turns: int) -> list[dict[str, Any
         found.append({"role": "user", "content": text()})
         call = {"type": "function", "function": {"name": "f", "arguments": {"line": rng.choice(lines)}}}
         found.append({"role": "assistant", "content": text()} | ({"tool_calls": [call]} if rng.random() < 0.5 else {}))
+        if short and rng.random() < 0.5:
+            found[-1]["content"] = "ok"
     return found
 
 
@@ -122,14 +127,24 @@ def share(encoder: FileEncoder, rows: list[list[dict[str, Any]]], source: str) -
         for one, spans in zip(located, learned, strict=True):
             overlaps(one, spans)
 
-    timed = [tuple(map(seconds, (tokenize, place, render, mask))) for _ in range(ROUNDS)]
-    tokenize_s, place_s, render_s, mask_s = (statistics.median(column) for column in zip(*timed, strict=True))
+    fitted = [template._forms.fitted(row) for row in rows]
+    marked = [template._marks(row, None, prompt=False) for row in fitted]
+
+    again = functools.partial(template._text, template._plain, tools=None, prompt=False)
+
+    def check() -> None:
+        for row, one in zip(fitted, marked, strict=True):
+            check_words(row, one, again, template._frames)
+
+    timed = [tuple(map(seconds, (tokenize, place, render, mask, check))) for _ in range(ROUNDS)]
+    tokenize_s, place_s, render_s, mask_s, check_s = (statistics.median(column) for column in zip(*timed, strict=True))
     return {
         "tokens a conversation": round(num_tokens / len(rows)),
         "tokenizing, tokens/s": round(num_tokens / tokenize_s),
-        "rendering and check": round(render_s / tokenize_s, 3),
+        "rendering and checks": round(render_s / tokenize_s, 3),
+        "check of the words": round(check_s / tokenize_s, 3),
         "masks": round(mask_s / tokenize_s, 3),
-        "rendering, check and masks": round((render_s + mask_s) / tokenize_s, 3),
+        "rendering, checks and masks": round((render_s + mask_s) / tokenize_s, 3),
         "places of tokens, by the library": round((place_s - tokenize_s) / tokenize_s, 3),
     }
 
@@ -184,13 +199,15 @@ def main() -> None:
         folder = Path(place)
         tokenizer = write_tokenizer(folder, lines)
         encoder = FileEncoder(folder, start_token=None, end_token=None)
-        drawn = {turns: [draw(rng, lines, turns) for _ in range(count)] for turns, count in SIZES}
+        drawn = {(turns, "long"): [draw(rng, lines, turns) for _ in range(count)] for turns, count in SIZES}
+        short = {(turns, "short"): [draw(rng, lines, turns, short=True) for _ in range(n)] for turns, n in SIZES[:2]}
         rows = []
-        for turns, conversations in drawn.items():
+        for (turns, answers), conversations in (drawn | short).items():
             for name, source in (("regions", MARKED), ("no regions", PLAIN)):
-                rows.append({"turns": turns, "template": name} | share(encoder, conversations, source))
+                kind = {"turns": turns, "answers": answers, "template": name}
+                rows.append(kind | share(encoder, conversations, source))
                 print(rows[-1], flush=True)
-        whole = beside_datasets(folder, tokenizer, drawn[24])
+        whole = beside_datasets(folder, tokenizer, drawn[24, "long"])
         print(whole)
     versions = {module.__name__: module.__version__ for module in (transformers, tokenizers, datasets)}
     machine = {"cpu": platform.processor() or platform.machine(), "vocabulary": encoder.num_ids}

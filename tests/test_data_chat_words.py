@@ -104,6 +104,21 @@ def test_missing_words_are_refused_in_a_line(change, messages, told):
     assert "\n" not in str(error.value) and "data.chat.template" in str(error.value)
 
 
+def test_what_is_known_of_a_template_saves_renderings_and_hides_nothing(monkeypatch):
+    template = ChatTemplate(
+        SHAPES["chatml"].replace("m.content", "m.content if loop.index < 4"), name="t", variables={}
+    )
+    render, num_renders = template._text, []
+    monkeypatch.setattr(template, "_text", lambda *args, **more: num_renders.append(1) or render(*args, **more))
+    for first in (True, False):
+        num_renders.clear()
+        for words in ("ok", "user", "s"):
+            template.render(Chat(messages=[Q | {"content": words}, A, Q | {"content": f" {words}"}]))
+        assert (len(num_renders) > 6) == first
+    with pytest.raises(ValueError, match="the text 'ok' left out of message 5"):
+        template.render(Chat(messages=[Q, A, Q, A | {"content": ""}, Q | {"content": "ok"}]))
+
+
 def test_the_text_beside_a_call_is_looked_for_too():
     messages = [*calling({"of": "X9"}, content="let me look"), A]
     assert "let me look" in render(SHAPES["chatml"], messages).text

@@ -30,7 +30,7 @@ from sppo_jax.data.chat_marks import (
     read_marks,
     without_marks,
 )
-from sppo_jax.data.chat_words import check_words
+from sppo_jax.data.chat_words import Frames, check_words
 
 # The names under which rows have the reasoning of a message, the one that counts first.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -79,6 +79,7 @@ class ChatTemplate:
                 "correct the template"
             ) from error
         self._header = functools.cache(self._find_header)
+        self._frames: Frames = {}
         self._forms = Forms(lambda messages: self._text(self._plain, messages, None, prompt=False))
 
     def _compile(self, tree: jinja2.nodes.Template) -> jinja2.Template:
@@ -130,7 +131,8 @@ class ChatTemplate:
     def _check_words(self, messages: list[Message], tools: list[Any] | None, marked: Marked) -> tuple[int, ...]:
         """Returns the messages whose thoughts are left out; refuses a text without the words of a message."""
         try:
-            return check_words(messages, marked, lambda them: self._text(self._plain, them, tools, prompt=False))
+            render = functools.partial(self._text, self._plain, tools=tools, prompt=False)
+            return check_words(messages, marked, render, self._frames)
         except ValueError as error:
             raise ValueError(f"the template {self.name} {error}") from None
 

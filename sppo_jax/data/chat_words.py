@@ -22,14 +22,18 @@ _TAG = r"(?:\w+:)?(?:think|thinking|thought|reasoning)>"
 _BEGIN = rf"<{_TAG}|\[THINK\]|<\|START_THINKING\|>|<\|channel>(?:thought)?"
 _END = rf"</{_TAG}|\[/THINK\]|<\|END_THINKING\|>|<channel\|>"
 _THOUGHT, _BEGINS = re.compile(rf"(?:{_BEGIN}|\A)(.*?)(?:{_END})", re.DOTALL), re.compile(_BEGIN)
-_WORD = re.compile(r"\w+")
+_WORD, _MARK = re.compile(r"\w+"), "\u2063{}\u2063"
 # Characters that one takes at most where it is escaped, and what a line's beginning takes.
 _ESCAPED, _INDENTED = 12, 32
 # The longest words that are looked for with a mark, since "<|im_start|>assistant" holds many short ones.
 _SHORT = len("assistant")
 
+_MOST_FRAMES = 16
+
 # Other ways to write a piece, of which one must be in the text.
 _Piece = tuple[str, ...]
+# What a template writes before and behind the text of a message, by role, as marks have shown.
+Frames = dict[str, list[tuple[str, str]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +68,16 @@ class _Part:
         return next((piece[0] for piece in self.pieces if _end([piece], text, 0) < 0), "")
 
 
-def check_words(messages: Sequence[Message], marked: Marked, render: Callable[[list[Message]], str]) -> tuple[int, ...]:
+def check_words(
+    messages: Sequence[Message], marked: Marked, render: Callable[[list[Message]], str], frames: Frames
+) -> tuple[int, ...]:
     """Checks that a text has the words of each message.
 
     Args:
         messages: the messages, as the template got them.
         marked: what the template wrote.
         render: renders other messages, and raises ValueError where the template refuses them.
+        frames: what is known of the template; grows.
 
     Returns:
         The messages whose own thought is not in the text.
@@ -83,6 +90,8 @@ def check_words(messages: Sequence[Message], marked: Marked, render: Callable[[l
     lost, doubtful = list[int](), list[tuple[_Part, str]]()
     for number, message in enumerate(messages):
         own = written[number]
+        if _is_plain(message, own, frames):
+            continue
         thoughts, parts = _said(message, number, own)
         if thoughts and _is_lost(thoughts, parts, own or text):
             lost.append(number)
@@ -93,8 +102,38 @@ def check_words(messages: Sequence[Message], marked: Marked, render: Callable[[l
                 doubtful.append((part, part.missing(text) if end < 0 else ""))
             at = max(at, end) if part.call >= 0 else 0
     if doubtful:
-        _check_marks(messages, doubtful, render)
+        text = _check_marks(messages, doubtful, render)
+        for mark, (part, missing) in enumerate(doubtful):
+            if part.call < 0 and not missing:
+                _learn(messages[part.message], written[part.message], text, _MARK.format(mark), frames)
     return tuple(lost)
+
+
+def _is_plain(message: Message, written: str, frames: Frames) -> bool:
+    """Returns whether a message has nothing but a text, which is written as it is; most have, and this is fast."""
+    content = message.get("content")
+    if not isinstance(content, str) or message.get("tool_calls") or message.get("reasoning_content"):
+        return False
+    words = content.strip()
+    if len(words) > _SHORT:
+        return words in written
+    return any(written == f"{before}{words}{behind}" for before, behind in frames.get(message["role"], ()))
+
+
+def _learn(message: Message, written: str, text: str, mark: str, frames: Frames) -> None:
+    """Keeps what is written around a short text, which a mark behind the text shows."""
+    known = frames.setdefault(message["role"], [])
+    content = message.get("content")
+    if not isinstance(content, str) or len(known) >= _MOST_FRAMES:
+        return
+    first, words = text.find(mark), content.strip()
+    at = written.find(words)
+    while at >= 0:
+        before, behind = written[:at], written[at + len(words) :]
+        if text.endswith(before + words, 0, first) and text.startswith(behind, first + len(mark)):
+            known += [(before, behind)] if (before, behind) not in known else []
+            return
+        at = written.find(words, at + 1)
 
 
 def _written(marked: Marked, count: int) -> list[str]:
@@ -173,9 +212,11 @@ def _end(pieces: Sequence[_Piece], text: str, at: int) -> int:
 
 
 def _end_of(piece: str, text: str, at: int) -> int:
-    found = text.find(piece, at)
-    if found >= 0:
-        return found + len(piece)
+    # As it is, or as JSON has it.
+    for way in (piece, json.dumps(piece, ensure_ascii=False)[1:-1]):
+        found = text.find(way, at)
+        if found >= 0:
+            return found + len(way)
     end = _end_of_words(piece, text, at)
     return end if end >= 0 or piece.isascii() else _end_of_words(json.dumps(piece)[1:-1], text, at)
 
@@ -213,10 +254,10 @@ def _is_lost(thoughts: list[_Piece], parts: list[_Part], written: str) -> bool:
 
 def _check_marks(
     messages: Sequence[Message], doubtful: list[tuple[_Part, str]], render: Callable[[list[Message]], str]
-) -> None:
-    """Renders messages with marks beside doubtful words; each mark must be written."""
+) -> str:
+    """Renders messages with marks beside doubtful words, of which each must be written; returns the text."""
     changed = [dict(message) for message in messages]
-    marks = [f"\u2063{number}\u2063" for number in range(len(doubtful))]
+    marks = [_MARK.format(number) for number in range(len(doubtful))]
     counts = [
         _put(changed[part.message], part.call, mark, whole=bool(missing))
         for (part, missing), mark in zip(doubtful, marks, strict=True)
@@ -228,6 +269,7 @@ def _check_marks(
     for (part, missing), mark, count in zip(doubtful, marks, counts, strict=True):
         if text.count(mark) + text.count(json.dumps(mark)[1:-1]) < count:
             raise _error(part, missing, messages[part.message])
+    return text
 
 
 def _put(message: Message, call: int, mark: str, *, whole: bool) -> int:

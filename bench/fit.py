@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def print_stale(words: Sequence[str]) -> int:
     from bench import shipped
 
     found = []
-    for row in (*judged(words), *shipped.judged(words)):
+    for row in chain(judged(words), shipped.judged(words)):  # each is told once it is judged
         found.append(row)
         print(f"{row.verdict:15} {row.file} {row.name}: {row.why}", file=sys.stderr, flush=True)
     if not words:

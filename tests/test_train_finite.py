@@ -13,6 +13,7 @@ import pytest
 from exactness import quick_jit
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxprs import walk
 from tiny_runs import lines_of, make_config, quickly, run, write_documents
 
 from sppo_jax.compat import in_host_memory, to_host
@@ -130,6 +131,18 @@ def test_usual_settings_are_bounded_and_cost_nothing():
         assert is_bounded(OptimizerConfig(lr=lr, b1=b1, eps=eps))
     assert not is_bounded(OptimizerConfig(eps=1e-30)) and not is_bounded(OptimizerConfig(lr=30.0, weight_decay=0.1))
     assert not is_bounded(OptimizerConfig(weight_decay=1e30, lr=1e-30))
+
+
+@pytest.mark.parametrize(("eps", "looks"), [(1e-8, False), (1e-30, True)])
+def test_only_updates_that_the_settings_do_not_bound_are_looked_at(eps, looks):
+    """The loss, the norm, and every array of the new state."""
+    config = OptimizerConfig(eps=eps)
+    optimizer = make_optimizer(config, make_schedule(config, 10), first_params())
+    shapes, step = shapes_and_step(optimizer, of_host=False)
+    batch = {"x": jnp.float32(1.0), "targets": jnp.zeros((1, 1), jnp.int32)}
+    jaxpr = jax.make_jaxpr(step)(shapes, batch, jnp.zeros(1, jnp.int32)).jaxpr
+    sizes = [found.eqn.invars[0].aval.size for found in walk(jaxpr) if found.name == "is_finite"]
+    assert sizes.count(1) >= 2 and (sum(size > 1 for size in sizes) == 6) == looks == any(size > 1 for size in sizes)
 
 
 @pytest.mark.parametrize(

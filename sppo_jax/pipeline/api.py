@@ -269,18 +269,14 @@ class Step:
                 "in device memory; put them where sppo_jax.pipeline.storage.stored_shapes(plan, params, mesh) says, "
                 "or plan with optimizer.place=device"
             )
-        has, over = (any(self.layers.windows.values()), bool(self.layers.states)), self._penalty_over
+        has = any(self.layers.windows.values()), bool(self.layers.states)
+        over = self.shares.over if self.train and self.shares else None
         check_batch(batch, self.plan, self.model.config.vocab_size, *has, of_sequences=over == "sequence")
-
-    @property
-    def _penalty_over(self) -> str | None:
-        """Whose tokens a penalty of training is of; None: there is none."""
-        return self.shares.penalty.over if self.train and self.shares and self.shares.penalty else None
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The arrays of a batch that the step takes."""
-        return (*KEYS, PACKED_ROWS) if self._penalty_over and self.shares.is_moved else KEYS
+        return (*KEYS, PACKED_ROWS) if self.train and self.shares and self.shares.is_moved else KEYS
 
     def __call__(self, params: nnx.State, batch: Mapping, stash: Stash | None = None):
         """Runs the step on parameters in their own shapes or stored; pure and traceable.
@@ -583,12 +579,12 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
         gradients have the tree and dtypes of params. A batch that is traced in a caller's jit, or lies on other hosts,
         cannot be looked at: its shapes are checked, and the loss is NaN where a token or a target is not below the
         vocabulary, a position is negative, or padding has a target. There a target below -1 is no target, and the order
-        of documents and positions is not checked. Where parameters are on the host (`storage.stored_shapes`), those
-        of layers have their gradients there, and f returns the sum of the squares of these as well.
-        Where a plan with teams trains a model with a loss over each sequence, as that of experts, `packed_rows` (int32,
-        like the others) says from which row of the packed batch each token comes; left out, tokens are in their rows.
-        `f.stash_shapes` and `f.with_stash` are for a jit that keeps the stash on the host, as the trainer's does where
-        the plan cuts it into pieces (`pipeline/host_stash.py`). f itself refuses such a plan on GPUs.
+        of documents and positions is not checked. With teams and a loss over each sequence, as that of experts,
+        `packed_rows` (int32) says from which row of the packed batch each token comes; left out, tokens are in theirs.
+        Where parameters are on the host (`storage.stored_shapes`), those of layers have their gradients there, and f
+        returns the sum of the squares of these as well. `f.stash_shapes` and `f.with_stash` are for a jit that keeps
+        the stash on the host, as the trainer's does where the plan cuts it into pieces (`pipeline/host_stash.py`). f
+        itself refuses such a plan on GPUs.
 
     Raises:
         ValueError: plan, model and mesh do not fit together, a batch breaks the contract, or f is within `jax.vmap`.

@@ -85,7 +85,8 @@ class SharesLayout:
         leaves, self._tree = jax.tree.flatten(like)
         self._shapes = [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
         self._width = sum(math.prod(shape) for shape, _ in self._shapes)
-        self.is_moved = penalty is not None and penalty.over == "sequence" and plan.groups == "flex"
+        self.over = None if penalty is None else penalty.over
+        self.is_moved = self.over == "sequence" and plan.groups == "flex"
         self._num_losses = plan.num_sequences if self.is_moved else 1
         self.width = self._num_losses * self._width
 
@@ -101,7 +102,7 @@ class SharesLayout:
             documents_MS: of this device.
             packed_rows_MS: of this device, where documents may have moved.
         """
-        if self.penalty is None or self.penalty.over == "batch":
+        if self.over != "sequence":
             return jnp.ones(1, self.dtype)
         is_real_MS = documents_MS >= 0
         if packed_rows_MS is not None:
@@ -163,7 +164,7 @@ class SharesLayout:
         """
         if self.penalty is None:
             return None
-        if self.penalty.over == "batch" or self.is_moved:
+        if self.over == "batch" or self.is_moved:
             mine = lax.psum(sums_MvnW.sum(0), ("data", *SEQ))
             of_stages = lax.all_gather(mine, PIPE)
         else:
@@ -184,7 +185,7 @@ class SharesLayout:
         # Made of the sums: a result that needs no tick waits for the last one in the loss's place, and callers drop it.
         penalty = 0 * sums_LW.sum()
         if self.penalty is not None:
-            if self.penalty.over == "batch" or self.is_moved:
+            if self.over == "batch" or self.is_moved:
                 penalty = self._loss(sums_LW, weights)
             else:
                 penalty = lax.psum(self._loss(jnp.concatenate(sums_MLW, axis=1), weights), "data")

@@ -147,8 +147,9 @@ class Moments:
         (folder / "sppo").chmod(0o755)
         validates = {"eval_every": 4, "eval_sequences": 1000}
         self._write("plain", settings(1))
-        self._write("validates", settings(1, train=validates))
-        self._write("two", settings(2, train=validates))
+        for name, num_devices in (("validates", 1), ("two", 2)):
+            rows = {"per_pipeline": 8 // num_devices}
+            self._write(name, settings(num_devices, train=validates, sequence=rows))
         self._write("saves", settings(1, checkpoint={"every_steps": 5}))
         self._write("text", settings(1, data={"source": "long.jsonl", "separator": None, "tokenizer": "bytes"}))
         self._write("short", settings(1, train={"steps": 20}))
@@ -181,13 +182,17 @@ class Moments:
 
     def tokenizing(self, sent: signal.Signals) -> End:
         """Signal a run that writes tokens."""
+        left = self._partial()  # by the run before, which the next one removes
         run = self._train("text")
         deadline_s = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < deadline_s:
-            if any(path.stat().st_size for path in self.folder.glob("cache/**/*.new-*/tokens.bin")):
-                break
+        while time.monotonic() < deadline_s and not self._partial() - left:
             time.sleep(0.02)
         return run.signalled("tokenizing", sent, saves=False)
+
+    def _partial(self) -> set[Path]:
+        """Return the files of tokens that are being written, or were when a run ended."""
+        found = self.folder.glob("cache/**/*.new-*/tokens.bin")
+        return {path for path in found if path.exists() and path.stat().st_size}
 
     def compiling(self, sent: signal.Signals) -> End:
         """Signal a run that has a state and compiles its step."""

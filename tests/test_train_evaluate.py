@@ -81,7 +81,7 @@ def test_all_numbers_of_sequences_share_one_program(x64):
     assert scores._cache_size() == max(before, 1)
 
 
-@pytest.mark.xdist_group("processes")
+@pytest.mark.slow
 def test_two_processes_measure_the_same_mean(x64):
     results = finish(start_processes(TWO_PROCESSES, 2, JAX_ENABLE_X64=1))
     for code, out, errors in results:

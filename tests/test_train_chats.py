@@ -52,7 +52,9 @@ class Padded:
 
     def __getitem__(self, index):
         row = self._rows[min(index, len(self._rows) - 1)]
-        return row if index < len(self._rows) else {name: np.zeros_like(row[name]) - (name != "tokens") for name in row}
+        if index < len(self._rows):
+            return row
+        return {name: np.zeros_like(row[name]) - (name in ("targets", "document_ids")) for name in row}
 
 
 @pytest.fixture(scope="module")

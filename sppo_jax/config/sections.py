@@ -236,10 +236,10 @@ class OptimizerConfig(Section):
             n, one step after the last one.
         weight_decay: decay coefficient of AdamW, applied to matrices only and multiplied by the learning rate; 0 (none)
             to 1e30.
-        b1: decay rate per step of the first moment; 0 to 0.999999.
-        b2: decay rate per step of the second moment; 0 to 0.999999.
-        eps: term that AdamW adds to the denominator, which is 0 without it where a gradient is 0; 1.2e-38 (the least
-            normal float32) to 1e30.
+        b1: decay rate per step of the first moment; at least 0, at most 0.999999.
+        b2: decay rate per step of the second moment; at least 0, at most 0.999999.
+        eps: term that AdamW adds to the denominator, which is 0 without it where a gradient is 0; above 0 (1.2e-38, the
+            least normal float32, is the least that is taken), at most 1e30.
         clip_norm: largest global norm of the gradient; a larger gradient is scaled down to this norm; above 0, at most
             1e30.
         place: where the parameters and the moments of AdamW are kept between their uses: "device" is device memory;

@@ -18,6 +18,8 @@ os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 # Small programs spend most time in compiling. A case that says so is compiled at the normal level.
 os.environ["XLA_FLAGS"] += f" {QUICK_XLA_FLAGS}"
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = NUM_FRAMES
+# Else every process that a test starts would compile the package's Python again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Tracing makes many objects that live long. By default Python looks through them so often that it takes a third longer.
 gc.set_threshold(200_000, 20, 20)
 

@@ -24,12 +24,12 @@ def all_tables() -> tuple[Table, ...]:
 
 @lru_cache(maxsize=1)
 def wave_tables() -> tuple[Table, ...]:
-    """Returns every table of waves with at most 4 stages, 8 chunks, 8 sequences and 2 groups that can be made."""
+    """Returns every table of waves with up to 4 stages, 8 sequences, 2 groups, and 1, 2, 3, 5 or 8 chunks."""
     tables = []
     sizes = [
         (sequences, wave) for sequences in range(2, 9) for wave in range(2, sequences + 1) if sequences % wave == 0
     ]
-    for stages, chunks, (sequences, wave), groups in product(range(1, 5), range(1, 9), sizes, (1, 2)):
+    for stages, chunks, (sequences, wave), groups in product(range(1, 5), (1, 2, 3, 5, 8), sizes, (1, 2)):
         lengths = tuple(range(chunks + 8, 8, -1))
         with_groups = ("breadth-first", "interleaved-seq1f1b")
         for name in ("gpipe", "sppo", *(with_groups if groups > 1 else ("seq1f1b",))):

@@ -21,9 +21,9 @@ NUM_KEYS = 1024
 SHAPES = [
     ((2, 2, 64), 256, (128, 256, 128, 2)),
     ((1, 3, 128), 512, (256, 128, 128, 2)),
-    ((2, 1, 256), 256, (256, 128, 256, 2)),  # one block of queries: each core has its own head
-    ((1, 1, 128), 256, (256, 256, 128, 2)),  # and here there is one head
     ((3, 1, 80), 512, (512, 512, 256, 1)),
+    ((1, 1, 128), 256, (256, 256, 128, 2)),  # one block of queries and one head for two cores
+    ((2, 1, 256), 256, (256, 128, 256, 2)),  # and here each core has its own head
     ((2, 7, 128), 128, (128, 128, 128, 1)),
 ]
 
@@ -92,13 +92,13 @@ def check_seed(seed: int, shapes):
             check_backward(case, of_shape(sizes))
 
 
-@pytest.mark.parametrize("seed,shapes", [(0, SHAPES[:3]), (1, SHAPES[3:])])
+@pytest.mark.parametrize("seed,shapes", [(0, SHAPES[:2]), (1, SHAPES[2:4])])
 def test_both_kernels_are_plain_attention(seed, shapes):
     check_seed(seed, shapes)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 10))
+@pytest.mark.parametrize("seed", range(1, 10))
 def test_more_seeds(seed):
     check_seed(seed, SHAPES)
 

@@ -86,10 +86,10 @@ def one_core(patch):
     "break_it,found",
     [
         (one_key_more, "out of the rectangle"),
-        (whole_edges, "out of the rectangle"),
+        pytest.param(whole_edges, "out of the rectangle", marks=pytest.mark.slow),
         (forgotten_state, "out of the rectangle"),
         (forgotten_sums, "dK of the rectangle"),
-        (forgotten_dq, "dQ of the rectangle"),
+        pytest.param(forgotten_dq, "dQ of the rectangle", marks=pytest.mark.slow),
         (one_core, "dQ of the rectangle"),
     ],
 )

@@ -69,7 +69,7 @@ def test_it_is_a_mixer_with_a_state():
 @pytest.mark.parametrize(
     ("length", "documents", "lengths"),
     [
-        (90, 1, (90,)),
+        pytest.param(90, 1, (90,), marks=pytest.mark.slow),
         (90, 3, (40, 2, 48)),
         (80, 30, (1, 70, 9)),
         (70, np.array([0] * 20 + [1] + [2] * 2 + [3] * 3 + [5] * 44, np.int32), (21, 1, 48)),
@@ -79,7 +79,11 @@ def test_chunks_of_any_length_are_the_definition(x64, length, documents, lengths
     assert compare(length, length, documents, lengths) < 1e-11
 
 
-@pytest.mark.parametrize("shape", [dict(key_heads=1, value_heads=3), dict(key_heads=4), dict(taps=2), dict(taps=1)])
+SHAPES = [dict(key_heads=1, value_heads=3), dict(taps=2)]
+SHAPES_SLOWLY = [dict(key_heads=4), dict(taps=1)]
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, *(pytest.param(shape, marks=pytest.mark.slow) for shape in SHAPES_SLOWLY)])
 def test_heads_and_taps_of_any_number(x64, shape):
     assert compare(1, 70, 4, (30, 40), **shape) < 1e-11
 
@@ -157,8 +161,9 @@ def _starting(place, ids):
 def test_shares_of_the_heads_are_worked_out_alone(x64, members):
     rng = np.random.default_rng(4)
     operands, ids = draw_operands(rng, 70), draw_documents(rng, 70, 3)
-    out, state = whole(operands, ids)
-    found = [whole(share_of(operands, members, member), ids) for member in range(members)]
+    mixed = quick_jit(lambda operands: whole(operands, ids))
+    out, state = mixed(operands)
+    found = [mixed(share_of(operands, members, member)) for member in range(members)]
     assert worst(jnp.concatenate([one for one, _ in found], axis=1), out) < 1e-12
     assert worst(jnp.concatenate([of.memory for _, of in found]), state.memory) < 1e-12
 
@@ -166,9 +171,10 @@ def test_shares_of_the_heads_are_worked_out_alone(x64, members):
 def test_padding_of_any_value_changes_nothing(x64):
     rng = np.random.default_rng(5)
     operands, ids = draw_operands(rng, 70), draw_documents(rng, 70, 3)
-    want = in_chunks(operands, ids, (30, 40), room=0)
+    want = quick_jit(lambda: in_chunks(operands, ids, (30, 40), room=0))()
+    padded = quick_jit(lambda fill: in_chunks(operands, ids, (30, 40), room=66, fill=fill))
     for fill in (0.0, -3e8, 1e300):
-        assert worst(in_chunks(operands, ids, (30, 40), room=66, fill=fill), want) < 1e-12
+        assert worst(padded(fill), want) < 1e-12
 
 
 def test_a_run_of_padding_alone_hands_on_its_state(x64):
@@ -183,7 +189,7 @@ def test_a_run_of_padding_alone_hands_on_its_state(x64):
     assert worst(pull(cotangents)[0], cotangents[1]) == 0
 
 
-@pytest.mark.parametrize("padding", [0, 300])
+@pytest.mark.parametrize("padding", [pytest.param(0, marks=pytest.mark.slow), 300])
 def test_stretches_and_spans_are_exact(x64, monkeypatch, padding):
     """A run of several stretches, the last ones with padding or nothing else, is the run as a whole."""
     rng = np.random.default_rng(7)

@@ -174,6 +174,7 @@ SLOW = {
 }
 # Of those above; others in CI have each of their features.
 SLOW_OF_CASES = (
+    "one-chunk-in-a-wave-of-2",
     "wave-of-2",
     "two-stages-rebuilt",
     "keys-and-values-from-host",

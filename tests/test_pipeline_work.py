@@ -59,7 +59,9 @@ def ideal_flops(plan, config):
     return found + num_chunks * tokens * 6 * hidden * config.vocab_size // pipe
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "groups-of-two-layers")) for name in PLANS]
+)
 def test_products_outside_attention_are_those_of_the_model_and_of_what_is_made_again(name, no_products_in_attention):
     plan, model = small_plan(CHUNKS, **PLANS[name]), small_model(dtype="float32", **SIZES)
     assert 0.98 < step_flops(plan, model) / ideal_flops(plan, model.config) < 1.02

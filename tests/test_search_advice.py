@@ -92,7 +92,11 @@ SEQUENCES = ({}, {"per_step": 4}, {"per_pipeline": 2}, {"chunks": 4}, {"chunks":
 
 
 @pytest.mark.parametrize("counts", [(3, 5, 8, 12), pytest.param((6, 7, 48), marks=pytest.mark.slow)], ids=str)
-@pytest.mark.parametrize("mesh", PINS, ids=str)
+@pytest.mark.parametrize(
+    "mesh",
+    [pytest.param(pins, marks=[pytest.mark.slow] * (pins in ({"pipe": 2}, {"seq": 3}))) for pins in PINS],
+    ids=str,
+)
 def test_every_change_that_is_named_leaves_a_plan(mesh, counts):
     refused = 0
     for devices in counts:

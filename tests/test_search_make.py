@@ -223,7 +223,7 @@ def test_alpha_is_lowered_to_what_the_host_holds():
         ("qwen3-8b", 6815744, "h100:1x8", 0.94),
         pytest.param("llama3-8b", 2**25, "h200:4x8", 0.73, marks=pytest.mark.slow),
         ("llama3-8b", 7340032, "h100:1x8", 0.95),
-        ("llama3-8b", 7077888, "h100:1x8", 1.0),
+        pytest.param("llama3-8b", 7077888, "h100:1x8", 1.0, marks=pytest.mark.slow),
     ],
 )
 def test_as_much_of_the_stash_goes_to_the_host_as_the_host_holds(preset, length, cluster, share):

@@ -109,6 +109,7 @@ def check(runs, server, processes):
     assert not [path for path in (runs / "killed").rglob("*") if path.is_file() and secret in path.read_bytes()]
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("train_bucket")
 def test_a_run_from_a_bucket_is_killed_and_resumed_bit_for_bit(runs, s3):  # noqa: F811
     check(runs, s3, 1)

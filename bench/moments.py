@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -115,9 +116,12 @@ class Command:
         """Send a signal to its process group; returns how it ends."""
         start_s = time.monotonic()
         os.killpg(self.process.pid, sent)
+        end = threading.Timer(_PATIENCE_S, self.process.kill)
+        end.start()
         for _ in self.lines():
             pass
-        code, seconds = self.process.wait(_PATIENCE_S), time.monotonic() - start_s
+        code, seconds = self.process.wait(), time.monotonic() - start_s
+        end.cancel()
         metrics = self.run_dir / "metrics.jsonl"
         steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()] if metrics.exists() else []
         return End(
@@ -153,11 +157,7 @@ class Moments:
         self._write("saves", settings(1, checkpoint={"every_steps": 5}))
         self._write("text", settings(1, data={"source": "long.jsonl", "separator": None, "tokenizer": "bytes"}))
         self._write("short", settings(1, train={"steps": 20}))
-        self._done = self._timed("train", "short.yaml", "--run-dir", "done")
-        self._seconds = {
-            "evaluation": self._timed("eval", "done", "train.eval_sequences=1000"),
-            "report": self._timed("report", "done"),
-        }
+        self._timed("train", "short.yaml", "--run-dir", "done")
 
     def _write(self, name: str, config: dict) -> None:
         (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
@@ -221,8 +221,10 @@ class Moments:
         return self.validation(sent, 2)
 
     def evaluation(self, sent: signal.Signals) -> End:
-        """Signal `sppo eval` in its batches."""
-        return self._late("evaluation", sent, "eval", "done", "train.eval_sequences=1000")
+        """Signal `sppo eval` in its batches: when one of a single batch would have ended."""
+        words = ("eval", "done", "train.eval_sequences={}")
+        after_s = self._timed(*(word.format(1) for word in words))
+        return self._late("evaluation", sent, after_s, *(word.format(1000) for word in words))
 
     def save(self, sent: signal.Signals) -> End:
         """Signal a run right behind the line that says that a save has begun."""
@@ -232,18 +234,28 @@ class Moments:
 
     def report(self, sent: signal.Signals) -> End:
         """Signal `sppo report` as it draws."""
-        return self._late("report", sent, "report", "done")
+        return self._late("report", sent, 0.7 * self._timed("report", "done"), "report", "done")
 
-    def _late(self, moment: str, sent: signal.Signals, *words: str) -> End:
-        """Signal a command when most of the time that it takes has passed."""
+    def _late(self, moment: str, sent: signal.Signals, after_s: float, *words: str) -> End:
+        """Signal a command some seconds after its start."""
         command = Command([str(self.folder / "sppo"), *words], self.folder, "none")
-        time.sleep(0.8 * self._seconds[moment])
+        time.sleep(after_s)
         return command.signalled(moment, sent, saves=False)
 
 
 def moments(folder: Path, say: Callable[[str], object] = print) -> list[End]:
     """Signal each command once by each signal; returns how each ended."""
-    commands, ends = Moments(folder), []
+    # What a shell starts in the background ignores SIGINT, and so would the commands.
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return _ends(Moments(folder), say)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _ends(commands: Moments, say: Callable[[str], object]) -> list[End]:
+    ends = []
     order = ("tokenizing", "compiling", "step", "validation", "validation_of_two", "evaluation", "save", "report")
     for name in order:
         for sent in SIGNALS:

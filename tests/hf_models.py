@@ -187,7 +187,10 @@ def make_model(name, **changes):
 
 
 def balance_loss(model, out, mask=None):
-    """Returns transformers' loss that balances experts, times its coefficient, as a mean over sequences."""
+    """Returns transformers' loss that balances experts, times its coefficient, as a mean over sequences.
+
+    A sequence weighs by its share of the real tokens.
+    """
     config, rows = model.config, out.logits.shape[0]
     of_sequences = zip(*(of_layer.reshape(rows, -1, config.num_experts) for of_layer in out.router_logits), strict=True)
     masks = [None] * rows if mask is None else mask
@@ -196,7 +199,8 @@ def balance_loss(model, out, mask=None):
         own.load_balancing_loss_func(of, config.num_experts, config.num_experts_per_tok, mask)
         for of, mask in zip(of_sequences, masks, strict=True)
     ]
-    return config.router_aux_loss_coef * sum(losses) / rows
+    weights = [1 / rows] * rows if mask is None else (mask.sum(1) / mask.sum()).tolist()
+    return config.router_aux_loss_coef * sum(weight * loss for weight, loss in zip(weights, losses, strict=True))
 
 
 class _DoubleTorch(types.ModuleType):

@@ -385,7 +385,7 @@ def test_settings_against_the_weights_are_refused(path, folder):
         ),
         ([f"model=hf:{folder}", "model.num_layers=2"], "model.num_layers must be 4"),
         ([f"model=hf:{folder}", "model.preset=llama3-8b"], "must have either preset or hf, got both"),
-        (["model.hf=3"], "model.hf must be the folder of a Hugging Face model, got 3"),
+        (["model.hf=3"], "model.hf: a Hugging Face model must be a local folder with config.json, got .*/3 "),
         (["model.hf=''"], "model.hf must be the folder of a Hugging Face model, got ''"),
         ([f"model={folder}"], "model must be a section of settings, got"),
     ):

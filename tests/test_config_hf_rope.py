@@ -15,7 +15,13 @@ from sppo_jax.config.rope import RopeConfig
 
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=2048)
 PLAIN = {key: value for key, value in SMALL.items() if key != "rope_theta"}
-BOTH = dict(layer_types=["full_attention", "sliding_attention"] * 2, model_type="qwen3", architectures=None)
+BOTH = dict(
+    layer_types=["full_attention", "sliding_attention"] * 2,
+    model_type="qwen3",
+    architectures=None,
+    use_sliding_window=True,
+    sliding_window=8,
+)
 
 
 def rope_of(**settings):

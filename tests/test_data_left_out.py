@@ -135,7 +135,7 @@ def test_counts_of_parts_are_added_up(tmp_path, form):
             "conversations": tuple({"messages": [{"role": role, "content": "said"}]} for role in ("assistant", "user")),
         }[form]
         write_lines(tmp_path / "in" / f"{number}.jsonl", kept, *[dropped] * number)
-    template = "{% for m in messages %}|{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}"  # noqa: E501
+    template = "{% for m in messages %}|{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"  # noqa: E501
     (tmp_path / "template").write_text(template)
     data = {"source": str(tmp_path / "in"), "tokenizer": "bytes", "chat": {"template": str(tmp_path / "template")}}
     found = []

@@ -130,7 +130,7 @@ def test_an_index_of_the_same_file_is_no_other_set(tmp_path, whole):
         ("weights.bin", "transformers_weights must name safetensors or their index in the folder, got 'weights.bin'"),
         ("../model.safetensors", "in the folder, got '../model.safetensors'"),
         (3, "in the folder, got 3"),
-        ("absent.safetensors", "the file that transformers_weights names must exist, got no absent.safetensors"),
+        ("absent.safetensors", "transformers_weights must name a file of the folder, got no absent.safetensors"),
     ],
 )
 def test_a_wrong_name_is_refused(tmp_path, whole, named, told):

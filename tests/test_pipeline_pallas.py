@@ -70,7 +70,7 @@ def test_float64_and_gpus_are_refused(x64):
 def test_padding_within_a_document_is_refused():
     plan, model = small_plan((128,), kernel="pallas"), small_model(dtype="float32", **MODEL)
     batch = random_batch(np.random.default_rng(0), 1, 128, model.config.vocab_size, documents=1)
-    batch["document_ids"][0, 5] = -1
+    batch["document_ids"][0, 5] = batch["targets"][0, 5] = -1
     with (
         pytest.warns(UserWarning),
         pytest.raises(

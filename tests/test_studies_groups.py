@@ -51,7 +51,7 @@ def test_boxes_of_one_member_do_not_overlap(found):
 
 def test_the_table_of_flexsps_problem_is_that_of_the_stored_result():
     rows = json.loads((ROOT / "studies" / "results" / "flexsp.json").read_text())["cells"]["rows"]
-    page = PAGE.read_text()
+    page = (groups.DOCS / "notes" / "flexsp.md").read_text()
     for row in rows:
         if row["corpus"] == "wikipedia":
             name = f"{row['model'].upper()}, {row['max_kilotokens']}K"

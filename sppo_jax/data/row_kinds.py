@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Literal, get_args
 
 from sppo_jax.config.data import DataConfig
-from sppo_jax.data.folders import File, Place
+from sppo_jax.data.folders import File
 from sppo_jax.data.forms.record import Row
 from sppo_jax.data.forms.rows import ROW_SUFFIXES, columns_of, read_rows
 from sppo_jax.data.loss_keys import concerning, without
@@ -41,19 +43,19 @@ def kind_of(config: DataConfig, file: File) -> Kind:
         )
     if is_tokens:
         return "tokens"
-    return _kind_of_rows(config, file.path) if has_rows else "text"
+    return _kind_of_rows(config, file) if has_rows else "text"
 
 
 def speaks_of_loss(config: DataConfig, file: File) -> bool:
     """Returns whether the first row of a file of text has a key that may say something about the loss."""
-    keys = _first_row(config, file.path)[1] if file.name.endswith(ROW_SUFFIXES) else {}
+    keys = _first_row(config, file)[1] if file.name.endswith(ROW_SUFFIXES) else {}
     return bool(concerning(tuple(keys), "row"))
 
 
-def _kind_of_rows(config: DataConfig, path: Place) -> Kind:
+def _kind_of_rows(config: DataConfig, file: File) -> Kind:
     form: str = config.format
     if form in ("auto", "prompt"):
-        where, row = _first_row(config, path)
+        where, row = _first_row(config, file)
         forms = check_form(row, config, where)
         form = form if form != "auto" else (*forms, "text")[0]
         if form == "prompt" and isinstance(row.get(PROMPT), list):
@@ -61,12 +63,19 @@ def _kind_of_rows(config: DataConfig, path: Place) -> Kind:
     return _KINDS[form]
 
 
-def _first_row(config: DataConfig, path: Place) -> Row:
+def _first_row(config: DataConfig, file: File) -> Row:
+    """Returns what `_look` does; a file that may be far away is looked at once."""
+    return _look(dataclasses.replace(config, source="stdlib", validation_source=None), file)  # a mapping has no hash
+
+
+@functools.lru_cache(maxsize=64)
+def _look(config: DataConfig, file: File) -> Row:
     """Returns the first row; an empty one of a file that cannot be read, which is said where the file is read.
 
     Where a file names its columns once, they are the keys. Only where they have several forms, or a prompt, which may
     be of two kinds, the row itself is read.
     """
+    path = file.path
     try:
         columns = columns_of(path)
         named = None if columns is None else without(dict.fromkeys(columns, ""), config.ignore_keys)

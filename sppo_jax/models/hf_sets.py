@@ -56,7 +56,7 @@ def _named(folder: Path, named: object) -> Path:
             f"{_KEY} must name safetensors or their index in the folder, got {named!r} in {folder / CONFIG}; correct it"
         )
     if not path.is_file():
-        raise ValueError(f"the file that {_KEY} names must exist, got no {path.name} in {folder}; download {path.name}")
+        raise ValueError(f"{_KEY} must name a file of the folder, got no {path.name} in {folder}; download {path.name}")
     return path
 
 

@@ -17,7 +17,7 @@ from sppo_jax.fit.hlo_text import computations_of, inner_of, name_of
 _CONFIG = '"dynamic_slice_config":'
 _SLICE = re.compile(r" (dynamic-slice|dynamic-update-slice)\(%([\w.\-]+)")
 _HOST_ARRAY = re.compile(r"= ([a-z]\w*\[[\d,]*\])\{[^}]*S\(5\)[^}]*\}")
-_CALLS = re.compile(r"(?:calls|to_apply|async_execution_thread)=%([\w.\-]+)")
+_CALLS = re.compile(r"(?:calls|to_apply)=%([\w.\-]+)")
 _MOST_SHOWN = 4
 
 

@@ -127,7 +127,7 @@ def row(name: str, stored: dict[str, Any] | None) -> list[str]:
         f"{copies['exposed_bytes'] / moved:.1%}",
         f"{copies['waiting_share']:.1%}",
         f"{copies['loops_share']:.1%}",
-        f"{variants[GRAPHS]['host_copies']['loops_share']:.1%}" if variants else "",
+        f"{variants[GRAPHS]['host_copies']['loops_share']:.1%}" if GRAPHS in variants else "",
     ]
 
 
@@ -163,7 +163,7 @@ pool a stash of 512 GiB or more fails.
 The next table has device memory and copies, compiled ahead of time by jax 0.12.0.1; an empty cell was not compiled. A
 plan fits if its memory is at most the memory that plans may take. The pool is the memory that a run gets. Exposed
 copies overlap with no compute. Loops whose number of iterations is not known wait for writes for at most the given
-share of a step; the last column is the share with these loops in CUDA graphs.
+share of a step; the last column is the share with these loops in CUDA graphs, which several devices no longer have.
 
 {table(stored)}"""
 

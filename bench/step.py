@@ -223,7 +223,7 @@ def _lower(args, length: int, devices, layout, places: str) -> tuple:
         "predicted_hbm_bytes": max(plan.predicted.hbm_bytes),
         "kv_bytes": _kv_bytes(plan, len(step.layers.kinds), step.head_shapes[None]),
     }
-    return jax.jit(step.__call__).lower(shapes, batch), compiler_options("cuda", step.uses_host), known
+    return jax.jit(step.__call__).lower(shapes, batch), compiler_options("cuda", step.uses_host, mesh.size), known
 
 
 def _shapes(params, sharding_of):

@@ -249,7 +249,9 @@ class _CompileOnlyHost(jax.sharding.NamedSharding):
     _memory_kind = memory_kind
 
 
-# What XLA puts into CUDA graphs by itself: read from what jaxlib 0.11.2 and 0.12.0.1 dump of their options.
+# The option that says what XLA puts into CUDA graphs.
+_GRAPHS = "xla_gpu_enable_command_buffer"
+# What XLA puts there by itself: read from what jaxlib 0.11.2 and 0.12.0.1 dump of their options.
 _GRAPHED = ("FUSION", "CUBLAS", "CUBLASLT", "CUSTOM_CALL", "CUDNN", "DYNAMIC_SLICE_FUSION", "CONDITIONAL")
 _GRAPHED_SINCE_0_12 = ("COLLECTIVES_KERNEL",)
 
@@ -273,10 +275,11 @@ def writes_tables(version: tuple[int, ...] | None = None) -> bool:
 def compiler_options(
     backend: str,
     uses_host: bool,
+    num_devices: int,
     many_copies: bool = False,
     tables: bool = False,
     version: tuple[int, ...] | None = None,
-) -> dict[str, bool | int] | None:
+) -> dict[str, bool | int | str] | None:
     """Returns the compiler options that overlap exchanges and host copies with compute; None if none is needed.
 
     On GPUs the latency-hiding scheduler is off by default. Its memory estimate counts host buffers, so that it starts
@@ -285,18 +288,22 @@ def compiler_options(
     under way at once, and ends any further one where it begins: that copy is exposed. Since jaxlib 0.12 XLA can write
     the rows of a loop's iterations into a lookup table, so that DMA engines copy a row that is not affine in the loop's
     counter. Other slices are copied by DMA engines then too, which took 4% more memory in a program that needs no
-    table.
+    table. A program of several devices has no CUDA graphs, because collectives in graphs may never end; what the user's
+    XLA_FLAGS says of graphs wins.
 
     Args:
         backend: "cpu", "gpu", "cuda" or "tpu".
         uses_host: whether the program copies to host memory and back.
+        num_devices: of the program.
         many_copies: whether more than two such copies may be under way at once.
         tables: whether rows on the host are not affine in the loops' counters.
         version: jaxlib version that compiles; the installed one by default.
     """
     if backend not in ("gpu", "cuda"):
         return None
-    options: dict[str, bool | int] = {"xla_gpu_enable_latency_hiding_scheduler": True}
+    options: dict[str, bool | int | str] = {"xla_gpu_enable_latency_hiding_scheduler": True}
+    if num_devices > 1 and _given_graphs() is None:
+        options[_GRAPHS] = ""  # nothing; XLA refuses "NONE"
     if uses_host:
         options["xla_gpu_memory_limit_slop_factor"] = 2000
     if tables and writes_tables(version):
@@ -314,7 +321,28 @@ def graph_loops(version: tuple[int, ...] | None = None) -> dict[str, str]:
     """
     version = jaxlib_version() if version is None else version
     kinds = (*_GRAPHED, *(_GRAPHED_SINCE_0_12 if version >= (0, 12) else ()), "WHILE")
-    return {"xla_gpu_enable_command_buffer": ",".join(kinds)}
+    return {_GRAPHS: ",".join(kinds)}
+
+
+def warn_of_graphs(backend: str, num_devices: int) -> None:
+    """Warns where the user's XLA_FLAGS has XLA make CUDA graphs in a program of several GPUs.
+
+    Args:
+        backend: "cpu", "gpu", "cuda" or "tpu".
+        num_devices: of the program.
+    """
+    if backend in ("gpu", "cuda") and num_devices > 1 and (given := _given_graphs()):
+        warnings.warn(
+            f"a program of {num_devices} GPUs should have no CUDA graphs, in which collectives may never end, got "
+            f"--{_GRAPHS}={given} in XLA_FLAGS, which is taken; remove the flag from XLA_FLAGS",
+            stacklevel=3,
+        )
+
+
+def _given_graphs() -> str | None:
+    """Returns what XLA_FLAGS has XLA put into CUDA graphs; None if XLA_FLAGS does not say."""
+    words = [word.partition("=") for word in os.environ.get("XLA_FLAGS", "").split()]
+    return next((value for name, _, value in reversed(words) if name == f"--{_GRAPHS}"), None)
 
 
 def allocated_bytes(sizes) -> int | None:

@@ -40,6 +40,8 @@ def metrics(step: int, rng: random.Random, *, gpu: bool = True, validates: bool 
     line = {
         "step": step,
         "loss": loss,
+        "token_accuracy": 1 / (1 + math.exp(loss - 2)),
+        "entropy": 0.97 * loss,
         "grad_norm": 0.35 + 3 * math.exp(-step / 60) + abs(rng.gauss(0, 0.05)),
         "learning_rate": 6e-4 * warm * (0.55 + 0.45 * math.cos(math.pi * progress)),
         "tokens_per_s": (2 * LENGTH - 40) / step_s,
@@ -126,7 +128,7 @@ def troubled(run_dir: Path) -> Path:
         lines.append(metrics(step, rng, gpu=False, validates=step % EVAL_EVERY == 0))
         if step in (300, 301, 302, 303, 900):
             skipped += 1
-            lines[-1] |= {"loss": None, "grad_norm": None}
+            lines[-1] |= dict.fromkeys(("loss", "entropy", "grad_norm"))
             why = "a loss of nan and a gradient norm of inf"
             events.append(
                 event(step, "skip", f"step {step} skipped: {why} ({step % 300 + 1} in a row, the limit is 10)")

@@ -23,7 +23,10 @@ from sppo_jax.compat import (
     jaxlib_version,
     to_device,
     to_host,
+    warn_of_graphs,
 )
+
+GRAPHS = "xla_gpu_enable_command_buffer"
 
 
 @pytest.mark.parametrize("backend", ["gpu", "cuda", "rocm"])
@@ -126,13 +129,39 @@ def test_devices_without_host_memory_are_refused():
 
 
 def test_the_compiler_is_told_something_only_on_a_gpu():
-    assert compiler_options("cpu", True) is None
-    assert set(compiler_options("cuda", False)) == {"xla_gpu_enable_latency_hiding_scheduler"}
-    assert "xla_gpu_enable_latency_hiding_scheduler" in compiler_options("cuda", True)
-    more = set(compiler_options("cuda", True, many_copies=True)) - set(compiler_options("cuda", True))
+    assert compiler_options("cpu", True, 8) is None
+    assert set(compiler_options("cuda", False, 1)) == {"xla_gpu_enable_latency_hiding_scheduler"}
+    assert "xla_gpu_enable_latency_hiding_scheduler" in compiler_options("cuda", True, 1)
+    more = set(compiler_options("cuda", True, 1, many_copies=True)) - set(compiler_options("cuda", True, 1))
     assert more == {"xla_gpu_experimental_parallel_async_compute_limit"}
-    old, new = (set(compiler_options("cuda", True, tables=True, version=version)) for version in ((0, 11, 2), (0, 12)))
+    old, new = (
+        set(compiler_options("cuda", True, 1, tables=True, version=version)) for version in ((0, 11, 2), (0, 12))
+    )
     assert new - old == {"xla_gpu_experimental_enable_dynamic_slice_table_offsets"}  # XLA refuses what it does not know
+
+
+def test_several_gpus_have_no_cuda_graphs_unless_the_user_asks(monkeypatch, recwarn):
+    # XLA takes the text: "NONE" it refuses.
+    assert jax.jit(lambda x: x + 1, compiler_options={GRAPHS: ""})(1.0) == 2.0
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    several, one = (compiler_options("gpu", False, count) for count in (8, 1))
+    assert several == {**one, GRAPHS: ""} and GRAPHS not in one
+    warn_of_graphs("gpu", 8)
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count=8 --{GRAPHS}=")
+    assert compiler_options("gpu", False, 8) == one
+    warn_of_graphs("gpu", 8)
+    assert not recwarn.list  # the same program as without the flag
+
+
+def test_cuda_graphs_that_the_user_asks_for_are_warned_of_on_several_gpus(monkeypatch, recwarn):
+    monkeypatch.setenv("XLA_FLAGS", f"--{GRAPHS}=FUSION --{GRAPHS}=+WHILE")
+    assert GRAPHS not in compiler_options("gpu", False, 8)
+    warn_of_graphs("gpu", 1)
+    warn_of_graphs("cpu", 8)
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match=rf"program of 8 GPUs .*, got --{GRAPHS}=\+WHILE .*; remove the flag") as line:
+        warn_of_graphs("gpu", 8)
+    assert len(line) == 1 and "\n" not in str(line[0].message)
 
 
 def test_copies_change_the_type_and_keep_the_numbers():

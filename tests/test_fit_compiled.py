@@ -167,8 +167,9 @@ def test_variants_are_compiled_once_each(monkeypatch):
     monkeypatch.setattr("sppo_jax.fit.targets.compile_only_devices", lambda cluster: [])
     monkeypatch.setattr("sppo_jax.fit.workspace.reserve_workspace", lambda lowered: 5)
     monkeypatch.setattr("sppo_jax.compat.check_offload", lambda *_: None)
-    asked = config_from_dict({**config(), "hardware": {"cluster": "h100:1x8"}})
-    plan, cluster = search(asked).plan, parse_cluster("h100:1x8")
+    one = config(model__num_layers=2, mesh__pipe=1, mesh__seq=1, sequence__length=2**15, sequence__chunks=4)
+    asked = config_from_dict({**one, "hardware": {"cluster": "h100:1x1"}})
+    plan, cluster = search(asked).plan, parse_cluster("h100:1x1")
     alone = compile_plan(asked, plan, cluster)
     assert lowered.asked == [set()] and alone.variants == {} and alone.largest.hbm_bytes == 1000
     found = compile_plan(asked, plan, cluster, variants=True)
@@ -180,8 +181,10 @@ def test_variants_are_compiled_once_each(monkeypatch):
     assert found.capacity.hbm_bytes == pool_bytes(cluster) < cluster.device.hbm_bytes
 
 
-def test_variants_are_of_gpus():
-    assert variants_of("tpu") == {}
+def test_variants_are_of_gpus_and_have_graphs_on_one_device():
+    assert variants_of("tpu", 1) == {}
+    assert list(variants_of("gpu", 1)) == ["products by cuBLAS", "loops in CUDA graphs"]
+    assert list(variants_of("gpu", 8)) == ["products by cuBLAS"]
 
 
 def config(**changes):

@@ -90,7 +90,8 @@ def test_the_penalty_and_the_gradients_are_those_of_one_device(x64, monkeypatch,
         rows = np.arange(NUM_ROWS)[:, None]
         assert ((batch[PACKED_ROWS] != rows) & (batch["document_ids"] >= 0)).sum() > 10
     model, (want_loss, want, want_penalty) = dense()
-    loss, grads, totals = quick_jit(value_and_grad(plan, model).with_totals)(nnx.state(model, nnx.Param), batch)
+    loss, grads, measures = quick_jit(value_and_grad(plan, model).with_measures)(nnx.state(model, nnx.Param), batch)
+    totals = measures.totals
     np.testing.assert_allclose([loss, totals.penalty], [want_loss, want_penalty], rtol=1e-9)
     errors = relative_errors(grads, want)
     assert max(errors.values()) < 1e-9, errors

@@ -17,7 +17,10 @@ from sppo_jax.report.run.html import run_html, write_report
 from sppo_jax.report.run.words import event_rows, head_cards, skip_rows, summary
 from sppo_jax.train.run_dir import claimed
 
-TITLES = ("Loss", "Validation loss by position in the context", "Late minus early", "Recall by distance", "Memory")
+TITLES = (
+    *("Loss", "Validation loss by position in the context", "Late minus early", "Recall by distance", "Memory"),
+    *("Token accuracy", "Entropy"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +97,7 @@ def test_a_run_whose_process_is_gone_has_stopped_answering(tmp_path):
 def test_every_chart_is_drawn_wide_and_narrow_and_empty_ones_say_what_is_missing(figures):
     full, empty = run_html(figures["healthy"]), run_html(figures["begun"])
     assert all(f"<b>{title}</b>" in full for title in TITLES)
-    assert full.count("class='broad'") == full.count("class='narrow'") == 10 and "class='empty'" not in full
+    assert full.count("class='broad'") == full.count("class='narrow'") == 12 and "class='empty'" not in full
     assert "class='broad'" not in empty and empty.count("class='empty'") == 8
     assert "Recall by distance" not in empty and "The plan, and why" in empty and "one step, as predicted" in empty
 
@@ -119,6 +122,16 @@ def test_late_minus_early_weighs_the_first_sixteenth_by_targets():
     assert Validation(step=1, loss=3.0, buckets=buckets).late_minus_early == pytest.approx(3.0 - 3.5)
     assert Validation(step=1, loss=3.0, buckets=buckets[:1]).late_minus_early is None
     assert Validation(step=1, loss=3.0, buckets=buckets[2:]).late_minus_early == pytest.approx(-6.0)
+
+
+def test_accuracy_is_shown_where_it_was_measured(figures, tmp_path):
+    run = figures["healthy"]
+    share = f"{run.data.rows[-1]['token_accuracy']:.1%}"
+    assert (share, "token accuracy of step 2,000", "") in head_cards(run)
+    assert summary(run).splitlines()[1].endswith(f"at step 2,000, token accuracy {share}")
+    older = [{k: v for k, v in metrics(9, random.Random(0)).items() if k not in ("token_accuracy", "entropy")}]
+    before = figures_of_run(read_run_dir(write_run(tmp_path / "r", older, [])))
+    assert not before.accuracy and not {"Token accuracy", "Entropy"} & set(re.findall("<b>(.*?)</b>", run_html(before)))
 
 
 def test_the_first_steps_do_not_flatten_the_rest(figures):

@@ -14,6 +14,7 @@ from sppo_jax.config import OptimizerConfig
 from sppo_jax.models.balance import moved_bias
 from sppo_jax.models.dense import dense_losses, dense_value_and_grad
 from sppo_jax.pipeline import api, layout, storage
+from sppo_jax.pipeline.measures import Measures
 from sppo_jax.pipeline.shares import Totals
 from sppo_jax.train.signals import Signals
 from sppo_jax.train.state import shardings_of, state_from, state_shapes
@@ -60,15 +61,14 @@ def dense():
     def f(params, batch):
         return dense_value_and_grad(model)(params, batch)
 
-    def with_totals(params, batch):
+    def with_measures(params, batch):
         graphdef, _, rest = nnx.split(model, nnx.Param, ...)
         tokens = batch["tokens"], batch["positions"], batch["document_ids"]
         _, sums_LB = nnx.merge(graphdef, params, rest).hidden_states_and_sums(*tokens)
-        return *f(params, batch), Totals(
-            dense_losses(model, params, batch)[1], jax.tree.map(lambda x: x.sum(1), sums_LB)
-        )
+        totals = Totals(dense_losses(model, params, batch)[1], jax.tree.map(lambda x: x.sum(1), sums_LB))
+        return *f(params, batch), Measures(jnp.int32(0), jnp.zeros(()), totals)
 
-    f.with_totals = with_totals
+    f.with_measures = with_measures
     mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
     params = jax.device_put(nnx.state(model, nnx.Param), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
     return trained(f, mesh, params, model)

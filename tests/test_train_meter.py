@@ -83,6 +83,14 @@ def test_a_step_without_a_target_has_no_loss(loss, num_targets, logged):
     assert lines[-1]["step"] == 41 and lines[-1]["loss"] == logged and not lines[-1]["spike"] and not events
 
 
+def test_accuracy_is_the_share_of_the_targets():
+    steps = [{"loss": 2.0, "num_targets": 7, "num_hits": 3, "entropy": 1.5}, {"loss": 0.0, "num_targets": 0}]
+    lines, _ = metered([steps[0], steps[1] | {"num_hits": 0, "entropy": 0.0}, steps[1]], log_every=1)
+    assert (lines[0]["token_accuracy"], lines[0]["entropy"]) == (3 / 7, 1.5)
+    assert (lines[1]["token_accuracy"], lines[1]["entropy"]) == (None, None) and "num_hits" not in lines[0]
+    assert "token_accuracy" not in lines[2]  # gradients of another making
+
+
 def test_a_step_ends_when_its_output_is_ready_not_when_it_is_read():
     """On a GPU the call of the next step may return only when that step is done."""
     begin_s = time.perf_counter()

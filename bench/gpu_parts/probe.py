@@ -23,8 +23,8 @@ from sppo_jax import buffers
 from sppo_jax.compat import to_device, to_host
 
 GRAPHS_FLAG = "--xla_gpu_enable_command_buffer=+WHILE"
-# Nothing but collectives in CUDA graphs: nothing at all on one device.
-NO_GRAPHS_FLAG = "--xla_gpu_enable_command_buffer=COLLECTIVES"
+# Nothing in CUDA graphs. Every name is that of a kind; "NONE" is refused.
+NO_GRAPHS_FLAG = "--xla_gpu_enable_command_buffer="
 # What the inner loop is, and whether the outer loop writes to the host.
 LOOPS = {
     "count known": (False, False),

@@ -51,7 +51,7 @@ class Target:
 
     def jit(self, f: Callable, *, uses_host: bool = False, **options: Any) -> Callable:
         """Jit a function with the compiler options of a training step."""
-        return jax.jit(f, compiler_options=compiler_options(self.platform, uses_host), **options)
+        return jax.jit(f, compiler_options=compiler_options(self.platform, uses_host, 1), **options)
 
 
 def target_here(name: str, num_devices: int = 1) -> Target:

@@ -56,7 +56,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--variants",
         action="store_true",
-        help="also compile with all products by cuBLAS, and with loops in CUDA graphs; the largest must fit",
+        help="also compile with all products by cuBLAS, and on one GPU with loops in CUDA graphs; the largest must fit",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     return parser

@@ -263,9 +263,10 @@ def compile_plan(config: Config, plan: Plan, cluster: Cluster, *, variants: bool
     Raises:
         ValueError: plan and cluster do not fit together, or the compiler is not installed or is refused for runs.
     """
-    from sppo_jax.compat import check_offload
+    from sppo_jax.compat import check_offload, warn_of_graphs
 
     check_offload(cluster.device.platform, max(plan.predicted.host_bytes) > 0)
+    warn_of_graphs(cluster.device.platform, plan.mesh.num_devices)
     program, lowered, workspace_bytes = _lowered(config, plan, cluster)
     lowering = program.lowering(lowered.as_text(), cluster)
 
@@ -273,7 +274,7 @@ def compile_plan(config: Config, plan: Plan, cluster: Cluster, *, variants: bool
         figures, compile_s = _figures(program, lowered, options, plan, cluster)
         return _fit(figures, config, plan, cluster, compile_s, lowering, workspace_bytes)
 
-    others = variants_of(cluster.device.platform) if variants else {}
+    others = variants_of(cluster.device.platform, plan.mesh.num_devices) if variants else {}
     return replace(compiled(None), variants={name: compiled(options) for name, options in others.items()})
 
 
@@ -297,16 +298,17 @@ def _lowered(config: Config, plan: Plan, cluster: Cluster) -> tuple[TrainProgram
     return program, lowered, reserve_workspace(lowered)
 
 
-def variants_of(platform: str) -> dict[str, dict[str, Any]]:
+def variants_of(platform: str, num_devices: int) -> dict[str, dict[str, Any]]:
     """Returns by name the options of the compiler that change what a run takes or how long it waits.
 
-    A run tries kernels and takes cuBLAS where that is faster than Triton; without a GPU all products are Triton's.
+    A run tries kernels and takes cuBLAS where that is faster than Triton; without a GPU all products are Triton's. A
+    program of several devices has no CUDA graphs.
     """
     from sppo_jax.compat import graph_loops
 
     if platform != "gpu":
         return {}
-    return {CUBLAS: {"xla_gpu_enable_triton_gemm": False}, GRAPHS: graph_loops()}
+    return {CUBLAS: {"xla_gpu_enable_triton_gemm": False}, **({GRAPHS: graph_loops()} if num_devices == 1 else {})}
 
 
 def _figures(

@@ -37,6 +37,7 @@ from sppo_jax.compat import (
     outside_meshes,
     sums_whole_stages,
     to_device,
+    warn_of_graphs,
     without_explicit_sharding,
 )
 from sppo_jax.dtypes import accumulator
@@ -53,6 +54,7 @@ from sppo_jax.pipeline.group_rows import rows_of_stacks
 from sppo_jax.pipeline.host_layers import HostLayers
 from sppo_jax.pipeline.host_stash import Stash
 from sppo_jax.pipeline.kinds import blocks_of, others_of
+from sppo_jax.pipeline.measures import Measures
 from sppo_jax.pipeline.mixing import StateShape, state_shape
 from sppo_jax.pipeline.probe import check_block
 from sppo_jax.pipeline.run import Sequences
@@ -254,7 +256,7 @@ class Step:
         in_pieces = len(self.plan.host_pieces) > 1
         more = self.plan.optimizer == "host" or self.program.waiting.num_rows > 0 or in_pieces
         tables = needs_tables(self.program.items, self.program.rows)
-        return compiler_options(self.platform, self.uses_host, many_copies=more, tables=tables)
+        return compiler_options(self.platform, self.uses_host, self.mesh.size, many_copies=more, tables=tables)
 
     def check(self, params: nnx.State, batch: Mapping) -> None:
         """Checks parameters and a batch; checks the batch's values too if they are on this host.
@@ -282,8 +284,7 @@ class Step:
         """Runs the step on parameters in their own shapes or stored; pure and traceable.
 
         A training step returns the loss, the gradients, the sum of the squares of those on the host if some are there,
-        and the totals of the layers' shares if they return some. With the pieces of its stash given, it returns these
-        results and the pieces.
+        and its `Measures`. With the pieces of its stash given, it returns these results and the pieces.
         """
         in_force = mesh_in_force()
         if in_force is not None and in_force.size != self.mesh.size:
@@ -360,7 +361,7 @@ class Step:
         striped = [layout.stripe(jnp.asarray(batch[key], jnp.int32), plan) for key in self.keys]
         out_specs = layout.STRIPED
         if self.train:
-            out_specs = (P(), storage.gradient_specs(shares), *[P()] * (on_host + (self.shares is not None)))
+            out_specs = (P(), storage.gradient_specs(shares), *[P()] * (on_host + 1))
         of_stash = () if stash is None else (host_stash.spec(self.mesh),)
         as_written = self.mesh.size == 1 or keeps_order(self.platform)
         on_device = partial(self._on_device, shares)
@@ -430,8 +431,8 @@ class Step:
         grads, num_members = trained.grads._replace(layers=layers), plan.mesh.data * plan.mesh.seq
         by_layer = not sums_whole_stages(self.platform)
         grads = run.sum_gradients(grads, shares, num_members, are_shares=self._by_groups, by_layer=by_layer)
-        totals = () if self.shares is None else (self._totals(trained, executor.penalty_weights),)
-        return loss, storage.stack(grads, shares), *squares, *totals, *[trained.stash.host] * len(stash)
+        measures = self._measures(trained, loss, executor.penalty_weights)
+        return loss, storage.stack(grads, shares), *squares, measures, *[trained.stash.host] * len(stash)
 
     def _target(self) -> Target | None:
         """Returns what the kernel for TPUs is compiled for.
@@ -443,6 +444,12 @@ class Step:
             return None
         groups = max((shape.num_heads // shape.num_kv_heads for shape in self.head_shapes.values()), default=1)
         return target_of(self.mesh.devices.flat[0].device_kind, groups, jnp.dtype(self.model.dtype).itemsize)
+
+    def _measures(self, trained: TrainingState, loss: jax.Array, weights: jax.Array | None) -> Measures:
+        members = "data", *layout.SEQ
+        num_hits = lax.psum(trained.num_hits, members)
+        entropy = loss - lax.psum(trained.over_entropy, (*members, "pipe"))
+        return Measures(num_hits, entropy, None if weights is None else self._totals(trained, weights))
 
     def _totals(self, trained: TrainingState, weights: jax.Array) -> Totals:
         sums_MvnW = trained.shares_MvnW
@@ -592,6 +599,7 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
     step, f = _made(plan, model, mesh, train=True)
     check_offload(step.platform, step.uses_host)
     check_memory_limits(plan)
+    warn_of_graphs(step.platform, step.mesh.size)
     if plan.kernel == "cudnn" and step.platform not in ("gpu", "cuda"):
         warnings.warn(
             f"the plan's kernel is cudnn, got {step.platform} devices, on which a plain kernel replaces cudnn: "
@@ -669,7 +677,7 @@ def check_whole(step: Step) -> None:
 def _checked(step: Step, compiled: Callable) -> Callable:
     """Makes the function that users get: a new one each time, because a jit around it remembers what it traced."""
 
-    def with_totals(params: nnx.State, batch: Mapping):
+    def with_measures(params: nnx.State, batch: Mapping):
         check_whole(step)
         step.check(params, batch)
         batch = taken(batch, step.keys)
@@ -681,8 +689,8 @@ def _checked(step: Step, compiled: Callable) -> Callable:
         return jax.block_until_ready(outputs) if one_at_a_time(step.platform) else outputs
 
     def f(params: nnx.State, batch: Mapping):
-        outputs = with_totals(params, batch)
-        return outputs[:-1] if step.train and step.shares is not None else outputs
+        outputs = with_measures(params, batch)
+        return outputs[:-1] if step.train else outputs
 
     def prepare(params: nnx.State, batch: Mapping) -> None:
         """Compiles the program for arguments like these, if it is not compiled yet."""
@@ -693,5 +701,5 @@ def _checked(step: Step, compiled: Callable) -> Callable:
 
     f.compiler_options = step.compiler_options  # for a jit around f
     f.stash_shapes, f.with_stash = step.stash_shapes, step.with_stash  # for a jit that keeps the stash
-    f.prepare, f.with_totals = prepare, with_totals
+    f.prepare, f.with_measures = prepare, with_measures
     return f

@@ -204,6 +204,8 @@ class Executor(Run):
         dx = jnp.pad(dx_share, ((0, unused), (0, 0)))
         return state._replace(
             loss=state.loss + result.loss_T.sum(),
+            num_hits=state.num_hits + result.hit_T.sum(dtype=jnp.int32),
+            over_entropy=state.over_entropy + result.over_entropy_T.sum(),
             grads=grads._replace(final_norm=norm),
             head_dx=buffers.write_slot(state.head_dx, tick.row["head_slot"][0], dx.astype(state.head_dx.dtype)),
         )

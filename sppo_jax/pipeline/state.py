@@ -62,6 +62,8 @@ class TrainingState(NamedTuple):
         grads: gradients of vocabulary tables and final norm; where weights are gathered this device's shares of the
             sums. Those of layers are in `weights`.
         loss: sum of the losses of all tokens.
+        num_hits: number of targets that are the most likely token.
+        over_entropy: sum over all tokens of the loss minus the entropy, times the scale; this stage's part.
         shares_MvnW: sums of the shares that layers return; None where they return none.
         order: 0, known only once the last backward is done. Where a forward writes depends on it.
         states: as in an evaluation.
@@ -78,6 +80,8 @@ class TrainingState(NamedTuple):
     head_dx: jax.Array
     grads: Physical
     loss: jax.Array
+    num_hits: jax.Array
+    over_entropy: jax.Array
     order: jax.Array
     shares_MvnW: jax.Array | None
     states: tuple[Any, ...]
@@ -146,6 +150,8 @@ def training_state(
         # Constants have no gradient.
         grads=Physical(layers=(), final_norm=norm, **{"head_VD": None} | tables.totals()),
         loss=jnp.zeros((), accumulator(tables.dtype)),
+        num_hits=jnp.zeros((), jnp.int32),
+        over_entropy=jnp.zeros((), accumulator(tables.dtype)),
         order=jnp.zeros((), jnp.int32),
         shares_MvnW=run.stage.shares.zeros() if run.stage.shares else None,
         states=_states(run, program.prefixes.num_slots),

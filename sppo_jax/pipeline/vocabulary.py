@@ -59,17 +59,23 @@ def embed_gradient(
 
 
 class HeadResult(NamedTuple):
-    """Each token's loss in nats (0 without a target) of one chunk, and fields that only training or evaluation has.
+    """What the head finds of each token of one chunk, and fields that only training has.
 
-    Training has dX of this stage's share of tokens and the gradients. Evaluation has whether each target is the most
-    likely token of the whole vocabulary.
+    Args:
+        loss_T: in nats, 0 without a target.
+        hit_T: whether the target is the most likely token of the whole vocabulary.
+        over_entropy_T: this stage's part of the loss minus the entropy of the predicted distribution, times the scale.
+        dx_share: dX of this stage's share of tokens.
+        dnorm, dhead_VD: the gradients.
+        held: see `head`.
     """
 
     loss_T: jax.Array
+    hit_T: jax.Array
+    over_entropy_T: jax.Array | None = None
     dx_share: jax.Array | None = None
     dnorm: object = None
     dhead_VD: jax.Array | None = None
-    hit_T: jax.Array | None = None
     held: object = None
 
 
@@ -79,23 +85,18 @@ def share_tokens(num_tokens: int, num_stages: int) -> int:
 
 
 def _softmax_stats(logits_CV, targets_C, num_entries, num_stages):
-    """Returns lse_C, the targets' logits and the highest logits, over the whole vocabulary."""
+    """Returns lse_C, the targets' logits, and which targets are the most likely token, over the whole vocabulary."""
     top = lax.stop_gradient(logits_CV.max(-1))
     top = lax.pmax(top, AXIS) if num_stages > 1 else top
     rows, inside = _local(targets_C, num_entries, num_stages)
     wanted = jnp.where(inside, jnp.take_along_axis(logits_CV, rows[:, None], -1)[:, 0], 0)
-    sums = jnp.stack([jnp.exp(logits_CV - top[:, None]).sum(-1), wanted])
-    total, wanted = lax.psum(sums, AXIS) if num_stages > 1 else sums
-    return jnp.log(total) + top, wanted, top
-
-
-def _most_likely(logits_CV, top_C, first, num_stages):
-    """Returns the token of the highest logit over the whole vocabulary; the first of equal ones, as argmax does."""
-    # A stage without the highest logit offers a token number above every vocabulary.
-    offer_C = jnp.where(
-        logits_CV.max(-1) == top_C, first + logits_CV.argmax(-1).astype(jnp.int32), jnp.int32(2**31 - 1)
-    )
-    return lax.pmin(offer_C, AXIS) if num_stages > 1 else offer_C
+    # Of equal logits the first one counts, as with argmax. So one at the target adds 1, and one before it adds 2.
+    before_CV = jnp.arange(num_entries, dtype=jnp.int32) - (targets_C - stage_index(num_stages) * num_entries)[:, None]
+    marks_CV = jnp.where(before_CV < 0, 2, jnp.where(before_CV == 0, 1, 0)).astype(logits_CV.dtype)
+    marks = jnp.where(logits_CV == top[:, None], marks_CV, 0).sum(-1)
+    sums = jnp.stack([jnp.exp(logits_CV - top[:, None]).sum(-1), wanted, marks])
+    total, wanted, marks = lax.psum(sums, AXIS) if num_stages > 1 else sums
+    return jnp.log(total) + top, wanted, marks == 1
 
 
 def _tiles(x, tile, fill):
@@ -142,12 +143,12 @@ def head(
         targets_T: next tokens, -1 for no loss.
         scale: what each token's loss is multiplied by in the gradients (1 / number of targets).
         dhead_VD: accumulator of the head's gradient, at least float32.
-        gradients: whether to compute gradients; else the result says which targets are the most likely token.
+        gradients: whether to compute gradients.
         held: arrays prefetched from the host, held back until the logits are through; see `buffers.hold`.
 
     Returns:
-        loss, dX share [ceil(T / P), D] in the dtype of x, gradient of the norm (a partial sum over stages), dhead_VD;
-        without gradients loss and hits; and `held`.
+        loss and hits; with gradients also the loss over the entropy, dX share [ceil(T / P), D] in the dtype of x,
+        gradient of the norm (a partial sum over stages), dhead_VD; and `held`.
     """
     norm, norm_weights, head_VD, vocab_size, num_stages, cap = given
     acc, num_entries = accumulator(x_TD.dtype), head_VD.shape[0]
@@ -162,26 +163,32 @@ def head(
         logits_CV = capped(logits_CV, cap)
         slope_CV = 1 - jnp.square(logits_CV / cap) if cap else None
         logits_CV = jnp.where(padding_V, -jnp.inf, logits_CV)
-        lse_C, wanted_C, top_C = _softmax_stats(logits_CV, targets_C, num_entries, num_stages)
+        lse_C, wanted_C, is_hit_C = _softmax_stats(logits_CV, targets_C, num_entries, num_stages)
         has_target = targets_C >= 0
         loss_C = jnp.where(has_target, lse_C - wanted_C, 0)
         if not gradients:
-            return dhead_VD, (loss_C, _most_likely(logits_CV, top_C, first, num_stages) == targets_C)
+            return dhead_VD, (loss_C, is_hit_C)
         hit_CV = jnp.arange(num_entries, dtype=jnp.int32) + first == targets_C[:, None]
         dlogits_CV = jnp.exp(logits_CV - lse_C[:, None]) - hit_CV.astype(acc)
+        scale_C1 = jnp.where(has_target, scale, 0)[:, None]
+        # The loss minus the entropy is the sum of logits times gradients, and so, logits being linear in z, z times dz.
+        over_C = (dlogits_CV * scale_C1 * jnp.where(padding_V, 0, logits_CV)).sum(-1) if cap else None
         dlogits_CV = dlogits_CV if slope_CV is None else dlogits_CV * slope_CV
-        dlogits_CV = (dlogits_CV * jnp.where(has_target, scale, 0)[:, None]).astype(z_CD.dtype)
+        dlogits_CV = (dlogits_CV * scale_C1).astype(z_CD.dtype)
         dhead_VD += jnp.einsum("cv,cd->vd", dlogits_CV, z_CD, preferred_element_type=acc)
-        return dhead_VD, (loss_C, jnp.einsum("cv,vd->cd", dlogits_CV, head_VD, preferred_element_type=acc))
+        dz_CD = jnp.einsum("cv,vd->cd", dlogits_CV, head_VD, preferred_element_type=acc)
+        over_C = (z_CD.astype(acc) * dz_CD).sum(-1) if over_C is None else over_C
+        return dhead_VD, (loss_C, is_hit_C, over_C, dz_CD)
 
-    dhead_VD, (loss, found) = lax.scan(one_tile, dhead_VD, (_tiles(z_TD, tile, 0), _tiles(targets_T, tile, -1)))
+    dhead_VD, found = lax.scan(one_tile, dhead_VD, (_tiles(z_TD, tile, 0), _tiles(targets_T, tile, -1)))
+    *of_tokens, last = found
     if held is not None:
-        found, _, held = buffers.hold(found, jnp.int32(0), held)
-    loss_T = loss.reshape(-1)[: x_TD.shape[0]]
+        last, _, held = buffers.hold(last, jnp.int32(0), held)
+    of_tokens = [x.reshape(-1)[: x_TD.shape[0]] for x in of_tokens]
     if not gradients:
-        return HeadResult(loss_T, hit_T=found.reshape(-1)[: x_TD.shape[0]])
-    dx_share, dnorm = _through_norm(norm, norm_weights, x_TD, found.reshape(-1, x_TD.shape[1]), num_stages)
-    return HeadResult(loss_T, dx_share, dnorm, dhead_VD, held=held)
+        return HeadResult(*of_tokens, last.reshape(-1)[: x_TD.shape[0]])
+    dx_share, dnorm = _through_norm(norm, norm_weights, x_TD, last.reshape(-1, x_TD.shape[1]), num_stages)
+    return HeadResult(*of_tokens, dx_share, dnorm, dhead_VD, held=held)
 
 
 def _through_norm(norm, norm_weights, x_TD, dz_TD, num_stages):

@@ -138,7 +138,7 @@ class Meter:
         Args:
             step: its number, from 1.
             outputs: scalars `loss`, `grad_norm`, `num_targets`, `is_bad_update`, `num_skipped`, `num_skipped_in_row`,
-                `signal`; others are reported as they are.
+                `signal`, and if known `num_hits` and `entropy`; others are reported as they are.
         """
         self._pending = (step, outputs, clock_at_end(outputs["loss"]))
 
@@ -204,6 +204,7 @@ class Meter:
         return {
             "step": step,
             "loss": outputs["loss"] if outputs["num_targets"] else None,
+            **_of_predictions(outputs),
             "grad_norm": outputs["grad_norm"],
             "learning_rate": float(self._learning_rates[max(step - 1 - self._num_skipped, 0)]),
             "tokens_per_s": self._num_targets / num_steps / step_s,
@@ -218,8 +219,20 @@ class Meter:
         }
 
 
+def _of_predictions(outputs: Mapping[str, Any]) -> dict[str, float | None]:
+    """Returns which share of the targets is the most likely token, and the entropy; None without targets."""
+    if "num_hits" not in outputs:  # the step of another making
+        return {}
+    num_targets = outputs["num_targets"]
+    accuracy, entropy = (outputs["num_hits"] / num_targets, outputs["entropy"]) if num_targets else (None, None)
+    return {"token_accuracy": accuracy, "entropy": entropy}
+
+
 # Outputs of a step that become metrics by other names, or events.
-_OUTPUTS = ("loss", "grad_norm", "num_targets", "is_bad_update", "num_skipped", "num_skipped_in_row", "signal")
+_OUTPUTS = (
+    *("loss", "num_hits", "entropy", "grad_norm", "num_targets", "is_bad_update"),
+    *("num_skipped", "num_skipped_in_row", "signal"),
+)
 # What to change where too many steps were skipped for what the optimizer made of their gradients.
 _ADVICE_OF_UPDATES = (
     "lower optimizer.lr, optimizer.weight_decay or model.experts.bias_rate, or raise optimizer.eps; the data of these "

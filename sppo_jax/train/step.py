@@ -16,7 +16,7 @@ from sppo_jax.compat import is_on_host
 from sppo_jax.config import ModelConfig, OptimizerConfig
 from sppo_jax.models.leaves import is_matrix
 from sppo_jax.pipeline.host_stash import WithStash
-from sppo_jax.pipeline.shares import Totals
+from sppo_jax.pipeline.measures import Measures
 from sppo_jax.train import expert_load
 from sppo_jax.train.finite import are_finite, is_bounded
 from sppo_jax.train.state import TrainState, on_host
@@ -95,8 +95,8 @@ def make_train_step(
     A step whose loss, gradient or new state is not finite is counted and does not change parameters or optimizer state.
 
     Args:
-        value_and_grad: `f(params, batch) -> (loss, grads)`; its attribute `with_totals`, if it has one, returns also
-            the totals of what layers share.
+        value_and_grad: `f(params, batch) -> (loss, grads)`; its attribute `with_measures`, if it has one, returns also
+            the `Measures` of the step.
         optimizer: turns gradients into updates.
         shardings: of the state, in and out.
         model: says whether its experts have biases for their choice; None: no biases.
@@ -105,8 +105,9 @@ def make_train_step(
         A jitted function that reuses the memory of the old state for the new state. `signals` is int32, the request of
         each process. Its metrics are scalars `loss` (nats a target), `grad_norm` (before clipping), `num_targets`
         (with 0 the loss is 0 and says nothing), `is_bad_update` (loss and gradient are finite, the new state would not
-        be), `num_skipped`, `num_skipped_in_row` and `signal`, the largest request; and those of
-        `expert_load.metrics_of` where layers share something.
+        be), `num_skipped`, `num_skipped_in_row` and `signal`, the largest request; `num_hits` and `entropy` of
+        `Measures`, with the parameters before the step; and those of `expert_load.metrics_of` where layers share
+        something.
     """
 
     change = _streamed if on_host(shardings) else _whole
@@ -116,9 +117,10 @@ def make_train_step(
         if stash:
             gradients, *stash = value_and_grad.with_stash(state.params, batch, *stash)
         else:
-            gradients = getattr(value_and_grad, "with_totals", value_and_grad)(state.params, batch)
+            gradients = getattr(value_and_grad, "with_measures", value_and_grad)(state.params, batch)
         loss, *gradients = gradients
-        totals = gradients.pop() if isinstance(gradients[-1], Totals) else None
+        measures = gradients.pop() if isinstance(gradients[-1], Measures) else None
+        totals = None if measures is None else measures.totals
         moves_biases = totals is not None and model is not None
         stays = expert_load.biases_stay_finite(state.params, totals, model) if moves_biases else jnp.array(True)
         verdict, params, opt_state = change(state, loss, stays, *gradients)
@@ -140,6 +142,7 @@ def make_train_step(
             "num_skipped": state.num_skipped,
             "num_skipped_in_row": state.num_skipped_in_row,
             "signal": jnp.max(signals),
+            **({} if measures is None else {"num_hits": measures.num_hits, "entropy": measures.entropy}),
             **({} if totals is None else expert_load.metrics_of(totals)),
         }
         return state, metrics, *stash

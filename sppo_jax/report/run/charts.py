@@ -172,6 +172,23 @@ def breakdown_panel(figures: RunFigures) -> Panel | None:
     return Panel(title="", x=STEP, y=Axis(label="seconds per step", low=0), series=drawn)
 
 
+def accuracy_panel(figures: RunFigures) -> Panel | None:
+    """Share of the trained tokens that the model finds the most likely, by step."""
+    if not figures.accuracy:
+        return None
+    y = Axis(label="of the trained tokens", percent=True, low=0)
+    return Panel(title="", x=STEP, y=y, series=_raw_and_smoothed("accuracy", figures.accuracy, BLUE))
+
+
+def entropy_panel(figures: RunFigures) -> Panel | None:
+    """Mean entropy of the predicted distributions by step."""
+    points = series(figures.data.rows, "entropy")
+    if not points:
+        return None
+    y = Axis(label="nats per token", low=0)
+    return Panel(title="", x=STEP, y=y, series=_raw_and_smoothed("entropy", points, GREEN))
+
+
 def rate_panel(figures: RunFigures) -> Panel | None:
     """Learning rate by step."""
     points = thin(series(figures.data.rows, "learning_rate"))

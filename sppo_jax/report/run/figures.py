@@ -168,6 +168,11 @@ class RunFigures:
         return self.data.rows[-1]["step"] if self.data.rows else 0
 
     @property
+    def accuracy(self) -> list[Point]:
+        """Shares of the trained tokens that the model finds the most likely."""
+        return series(self.data.rows, "token_accuracy")
+
+    @property
     def num_steps(self) -> int | None:
         return self.data.config.train.steps if self.data.config else None
 

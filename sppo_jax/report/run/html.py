@@ -79,6 +79,13 @@ _CHARTS: tuple[tuple[str, str, Callable[[RunFigures], Panel | None], str], ...] 
         run_charts.recall_panel,
         "",
     ),
+    ("Token accuracy", "Trained tokens that the model finds the most likely.", run_charts.accuracy_panel, ""),
+    (
+        "Entropy",
+        "Of the predicted distributions. Below the loss: surer than right.",
+        run_charts.entropy_panel,
+        "",
+    ),
     (
         "Tokens per second",
         "Of all devices; places too, if many are not trained.",

@@ -49,6 +49,9 @@ def head_cards(figures: RunFigures) -> list[tuple[str, str, str]]:
     if figures.loss:
         last_loss = figures.loss[-1]
         boxes.append((f"{last_loss.value:.4f}", f"loss of step {last_loss.step:,}, nats per token", ""))
+    if figures.accuracy:
+        last_accuracy = figures.accuracy[-1]
+        boxes.append((f"{last_accuracy.value:.1%}", f"token accuracy of step {last_accuracy.step:,}", ""))
     if broken := _broken(figures):
         boxes.append((NOT_FINITE, f"validation loss after step {broken:,}", "warn"))
     if figures.validations and figures.best:
@@ -172,7 +175,8 @@ def summary(figures: RunFigures) -> str:
     tokens, places, mfu = (figures.recent(key) for key in ("tokens_per_s", "places_per_s", "mfu"))
     steps = f"step {figures.step:,}" + (f" of {num_steps:,}" if num_steps else "")
     lines = [f"{figures.data.name}: {status.word} ({status.why}), {steps}"]
-    lines.append(f"loss         {_loss_words(figures.loss)}")
+    accuracy = f", token accuracy {figures.accuracy[-1].value:.1%}" if figures.accuracy else ""
+    lines.append(f"loss         {_loss_words(figures.loss)}{accuracy}")
     lines.append(f"validation   {_validation_words(figures)}")
     if tokens is None and places is None:
         lines.append("speed        not known yet")

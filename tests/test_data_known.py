@@ -8,8 +8,9 @@ from report_cases import MODEL
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.data import known, token_files
-from sppo_jax.data.known import known_documents
+from sppo_jax.data.known import documents_to_plan_for, known_documents, made_known, planned_for
 from sppo_jax.data.open import open_data
+from sppo_jax.search.search import search
 
 LENGTH = 64
 
@@ -43,6 +44,18 @@ def counted(config):
 def assert_as_counted(found, config):
     mean_tokens, attended = counted(config)
     assert found.mean_tokens == pytest.approx(mean_tokens) and found.attended == pytest.approx(attended)
+    window = config.model.window_within(LENGTH)
+    for start in range(0, LENGTH, 16):
+        assert found.mean.pairs(start, 16, window) == pytest.approx(pairs_of_chunk(config, start, start + 16))
+
+
+def pairs_of_chunk(config, start, stop):
+    """Returns the pairs of a chunk in the mean of an epoch, token by token; a token meets half of itself."""
+    rows, window = open_data(config).training, config.model.sliding_window or LENGTH
+    positions = [
+        np.where(row["document_ids"] >= 0, row["positions"] + 0.5, 0) for row in map(rows.__getitem__, range(len(rows)))
+    ]
+    return np.minimum(positions, window)[:, start:stop].sum() / len(rows)
 
 
 @pytest.mark.parametrize("pack", ["whole", "stream", "none"])
@@ -69,7 +82,7 @@ def test_a_model_without_attention_has_no_pairs(tmp_path):
     config = config_of(write(tmp_path / "a.bin", [10, 20, 34] * 9))
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, mixer="delta"))
     found = known_documents(config)
-    assert found.attended == 1 and found.mean_tokens == pytest.approx(64 / 3)
+    assert found.attended == 1 and found.mean.shares == {} and found.mean_tokens == pytest.approx(64 / 3)
 
 
 def test_documents_of_several_sources_count_by_their_weights(tmp_path):
@@ -112,3 +125,55 @@ def test_of_many_documents_a_sample_counts(tmp_path, monkeypatch):
     assert known_documents(config).attended == pytest.approx(exact.attended, rel=0.05)
     monkeypatch.setattr(token_files, "_LOOKED_AT_BYTES", 0)
     assert known_documents(config) is None
+
+
+def test_text_is_made_known(tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(9):
+        (texts / f"{number}.txt").write_text("word " * (number + 1))
+    config = config_of(str(texts), cache=str(tmp_path / "cache"))
+    assert documents_to_plan_for(config) is None
+    found = made_known(config)
+    assert found == known_documents(config) == documents_to_plan_for(config)
+    assert_as_counted(found, config)
+
+
+def test_what_is_known_only_while_it_is_open_is_counted_from_there(tmp_path, monkeypatch):
+    config = config_of(write(tmp_path / "a.bin", [10, 20, 34, 100] * 9))
+    known_before = known_documents(config)
+    monkeypatch.setattr(known, "known_spans", lambda *given, **more: None)
+    assert known_documents(config) is None and made_known(config) == known_before
+
+
+def test_data_that_cannot_be_read_are_one_line(tmp_path):
+    (tmp_path / "empty").mkdir()
+    config = config_of(str(tmp_path / "empty"), cache=str(tmp_path / "cache"))
+    assert documents_to_plan_for(config) is None
+    with pytest.raises(ValueError, match="data.source") as error:
+        made_known(config)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "groups", "is_for", "line"),
+    [
+        ("tokens", {}, True, ""),
+        ("tokens", {"sequence": {"length": LENGTH, "plan_for": "full"}}, False, ""),
+        ("tokens", {"planner": "paper"}, False, ""),
+        ("stdlib", {}, False, ""),
+        ("recall", {}, False, ""),
+        ("missing.bin", {}, False, "planned for full documents; `sppo data CONFIG` makes the lengths known"),
+        ("s3://bucket/a", {}, False, "planned for full documents; behind an address lengths are known in a run alone"),
+    ],
+)
+def test_what_a_plan_is_for(tmp_path, source, groups, is_for, line):
+    data = {"source": write(tmp_path / "a.bin", [20] * 9) if source == "tokens" else source, "separator": 0}
+    if source in ("stdlib", "recall"):
+        del data["separator"]
+    base = {"model": MODEL, "sequence": {"length": LENGTH}, "train": {"steps": 1, "devices": "cpu:1"}}
+    config = config_from_dict(base | {"data": data} | groups)
+    documents = documents_to_plan_for(config)
+    assert (documents is not None) == is_for
+    plan = search(config, documents=documents).plan
+    assert planned_for(config, plan) == line and (plan.planned_for.documents == "known") == is_for

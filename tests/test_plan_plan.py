@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 from exactness import small_plan
 
-from sppo_jax.plan.parts import MeshShape, Predicted, SchedulePlan, StashPlan
+from sppo_jax.plan.parts import MeshShape, PlannedFor, Predicted, SchedulePlan, StashPlan
 from sppo_jax.plan.plan import Plan
 from sppo_jax.program.stash import stash_classes
 from sppo_jax.schedule.csv_format import to_csv
@@ -61,8 +61,8 @@ def test_a_plan_from_before_shapes_has_none_and_a_newer_one_is_refused():
     values = make().to_dict()
     del values["schedule"]["shapes"], values["stash"]["kv"]
     assert Plan.from_dict({**values, "schema_version": 4}) == make() and make().schedule.shapes == ()
-    with pytest.raises(ValueError, match=r"schema_version of plan\.json must be 12, got 13; plan again"):
-        Plan.from_dict({**make().to_dict(), "schema_version": 13})
+    with pytest.raises(ValueError, match=r"schema_version of plan\.json must be 14, got 15; plan again"):
+        Plan.from_dict({**make().to_dict(), "schema_version": 15})
     with pytest.raises(ValueError, match=r"schedule of plan\.json must have every key, got none named shapes"):
         Plan.from_dict(values)
 
@@ -112,6 +112,17 @@ def test_a_plan_from_before_host_pieces_has_one_array():
     cut = make(host_pieces=(858, 166))
     assert Plan.from_json(cut.to_json()) == cut and hash(Plan.from_json(cut.to_json())) == hash(cut)
     assert "the stash in 2 arrays, 858 : 166" in cut.describe() and "arrays" not in make().describe()
+
+
+def test_a_plan_from_before_documents_counted_is_for_full_ones():
+    values = make().to_dict()
+    del values["planned_for"], values["cluster"], values["predicted"]["documents_step_s"]
+    found = Plan.from_dict({**values, "schema_version": 12})
+    assert found == make() and found.planned_for.documents == "full" and found.predicted.documents_step_s is None
+    known = make(planned_for=PlannedFor(documents="known", mean_tokens=17.0, attended=0.25))
+    assert Plan.from_json(known.to_json()) == known and hash(known) == hash(known)
+    with pytest.raises(ValueError, match="planned_for.documents of a plan must be one of full, known, got 'none'"):
+        make(planned_for=PlannedFor(documents="none"))
 
 
 NOT_SHARES = [(), (1023,), (1024, 1), (1025, -1), (1024, 0), (512.0, 512.0), (1023, True), "1024"]
@@ -201,8 +212,8 @@ def edited(path: str, value) -> str:
     [
         ("{", "JSON text"),
         ("[]", "JSON object, got a value of type list"),
-        (edited("schema_version", 99), "schema_version of plan.json must be 12, got 99"),
-        (edited("schema_version", None), "schema_version of plan.json must be 12, got None"),
+        (edited("schema_version", 99), "schema_version of plan.json must be 14, got 99"),
+        (edited("schema_version", None), "schema_version of plan.json must be 14, got None"),
         (edited("color", "red"), ", got color too; plan again"),
         (edited("mesh.color", "red"), "mesh of plan.json must have only the keys data, pipe, seq, got color too"),
         (edited("stash.alpha", None), "stash of plan.json must have every key, got none named alpha"),
@@ -225,7 +236,7 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(schema_version=1), "schema_version of a plan must be 12, got 1"),
+        (dict(schema_version=1), "schema_version of a plan must be 14, got 1"),
         (dict(schedule=SchedulePlan(name="sppo", wave=2)), "must divide the sequences of a pipeline, got 1; use 1"),
         (dict(mesh=MeshShape(data=0, pipe=2, seq=4)), "mesh.data of a plan must be at least 1, got 0"),
         (dict(sequence_kind="star"), "ulysses, ring, hybrid, got 'star'"),

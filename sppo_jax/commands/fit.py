@@ -16,6 +16,7 @@ from sppo_jax.commands.command import (
     some_path,
 )
 from sppo_jax.config import Config, load_config
+from sppo_jax.data.known import documents_to_plan_for, planned_for
 from sppo_jax.files import json_text
 from sppo_jax.fit.compiled import MAX_EXPOSED, Fit, compile_plan, prepare_environment
 from sppo_jax.fit.nearest import Change, nearest_change
@@ -29,7 +30,7 @@ def run(words: Sequence[str]) -> int:
     args = _parser().parse_intermixed_args(words)
     config = load(args)
     cluster = resolve_cluster(config)
-    plan = read_plan(args.plan, config) if args.plan else make_plan(config, cluster)
+    plan = read_plan(args.plan, config) if args.plan else make_plan(config, cluster, documents_to_plan_for(config))
     prepare_environment()
     fit = compile_plan(config, plan, cluster, variants=args.variants)
     change = None if fit.fits or fit.slice_problem else _nearest(args, config, cluster, fit)
@@ -37,7 +38,8 @@ def run(words: Sequence[str]) -> int:
         named = {"overrides": list(change.overrides)} if change else None
         print(json_text({**fit.to_dict(), "cluster": cluster.name, "nearest_change": named}, indent=2))
     else:
-        print(f"{_headline(plan, cluster)}\n{fit.describe()}")
+        lines = [_headline(plan, cluster), "" if args.plan else planned_for(config, plan), fit.describe()]
+        print("\n".join(filter(None, lines)))
     if fit.exposed_activations_share > MAX_EXPOSED:
         warnings.warn(_exposed(fit), stacklevel=2)
     if fit.fits:

@@ -21,7 +21,7 @@ from sppo_jax.commands.command import (
 )
 from sppo_jax.commands.outputs import PAGE, TRACE, Output, check_outputs, files_read
 from sppo_jax.config import Config
-from sppo_jax.data.known import known_documents
+from sppo_jax.data.known import documents_to_plan_for, known_documents, planned_for
 from sppo_jax.files import json_text
 from sppo_jax.report.plan.chrome_trace import chrome_trace
 from sppo_jax.report.plan.figures import Figures, figures_of
@@ -74,7 +74,7 @@ def _searched(config: Config, *, may_fail: bool) -> tuple[Found | None, str]:
         ValueError: settings contradict each other, and no size is asked for.
     """
     try:
-        return search(config), ""
+        return search(config, documents=documents_to_plan_for(config)), ""
     except ValueError as error:
         if not may_fail:
             raise
@@ -89,7 +89,7 @@ def _figures(config: Config, found: Found | None, bounds: dict[str, Bound]) -> F
     config, found = shown
     for line in without_effect(config, found.plan):
         warnings.warn(line, stacklevel=2)
-    return figures_of(found, config, known_documents(config))
+    return figures_of(found, config, known_documents(config), planned_for(config, found.plan))
 
 
 def _at_best(config: Config, bounds: dict[str, Bound]) -> tuple[Config, Found] | None:

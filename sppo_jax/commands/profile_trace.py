@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sppo_jax.commands.command import DONE, config_parser, load, read_plan, some_path
+from sppo_jax.data.known import documents_to_plan_for
 from sppo_jax.environment import skip_cuda_without_driver
 from sppo_jax.search.make import make_plan
 
@@ -31,7 +32,7 @@ def run(words: Sequence[str]) -> int:
     config = load(args)
     skip_cuda_without_driver()
     out = args.out or Path("traces") / f"{Path(args.config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    plan = read_plan(args.plan, config) if args.plan else make_plan(config)
+    plan = read_plan(args.plan, config) if args.plan else make_plan(config, None, documents_to_plan_for(config))
 
     from sppo_jax.train.setup import prepare
     from sppo_jax.train.trace import trace_steps

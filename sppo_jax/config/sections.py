@@ -82,6 +82,8 @@ class SequenceConfig(Section):
         groups: devices that share a document: all of the `seq` axis ("static"), or as many as the document needs
             ("flex", where `mesh.seq` is a power of two of at least 2); "auto": flex where `sppo train` predicts a
             shorter step for the documents of the run, else static.
+        plan_for: documents whose step the planner makes short: those of `data.source` where their lengths are known
+            ("documents"), or "full" ones, each as long as a sequence.
     """
 
     section: ClassVar[str] = "sequence"
@@ -96,6 +98,7 @@ class SequenceConfig(Section):
     per_pipeline: int = 1
     per_step: int = 0
     groups: Literal["auto", "static", "flex"] = "static"
+    plan_for: Literal["documents", "full"] = "documents"
 
     def _check(self) -> None:
         self._at_least(1, "length", "per_pipeline")

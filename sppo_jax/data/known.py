@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 
-from sppo_jax.config import Config, ModelConfig
+from sppo_jax.config import Config
+from sppo_jax.config.data import DataConfig
 from sppo_jax.data.corpus import Corpus, Spans, corpus_of, split_corpus, within
-from sppo_jax.data.encoding import open_encoder
+from sppo_jax.data.encoding import Encoder, open_encoder
 from sppo_jax.data.open import pack_corpus, with_tokenizer
-from sppo_jax.data.packing import PackedRows
+from sppo_jax.data.places import is_address
 from sppo_jax.data.recall import RECALL
-from sppo_jax.data.sources import known_spans
-from sppo_jax.models.counts import layer_costs
-from sppo_jax.predict.documents import Documents
+from sppo_jax.data.sources import LIBRARY, known_spans, load_corpus
+from sppo_jax.plan.plan import Plan
+from sppo_jax.predict.documents import Documents, Packed, documents_of
+from sppo_jax.search.request import plans_for_documents
 
 # What is looked at of more documents: so many of them, in blocks that lie together in the file, and so many pieces.
 _MOST_DOCUMENTS, _BLOCK, _MOST_PIECES = 1 << 16, 1 << 10, 1 << 17
@@ -33,54 +36,81 @@ def known_documents(config: Config) -> Documents | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return _documents(config)
+            return _documents(config, lambda encoder, name, data: _known_corpus(config, encoder, name, data))
         except (ValueError, OSError):
             # Whoever opens the data says what is wrong with the data.
             return None
 
 
-def _documents(config: Config) -> Documents | None:
-    data, vocab_size, length = with_tokenizer(config), config.model.vocab_size, config.sequence.length
+def documents_to_plan_for(config: Config) -> Documents | None:
+    """Returns the documents whose step a plan is to make short; None: full ones, each as long as a sequence.
+
+    The standard library, the source of a config that names none, stands for documents of any length.
+    """
+    return known_documents(config) if plans_for_lengths(config) else None
+
+
+def made_known(config: Config) -> Documents | None:
+    """Returns what `known_documents` returns once text is tokenized, which is done where it never was.
+
+    Of a source behind an address, too, whose lengths are known only while it is open.
+
+    Raises:
+        ValueError: as `open_data`.
+    """
+
+    def opened(encoder: Callable[[], Encoder], name: str, data: DataConfig) -> Corpus:
+        vocab_size, room = config.model.vocab_size, _room(config)
+        return load_corpus(data, name, encoder, vocab_size=vocab_size, length=room)
+
+    if (found := known_documents(config)) is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # who opens the data warns
+            found = _documents(config, opened)
+            # A cache that holds all of it now is what later plans read.
+            found = known_documents(config) or found
+    return found
+
+
+def plans_for_lengths(config: Config) -> bool:
+    """Returns whether a config has documents that a plan is for once their lengths are known."""
+    return plans_for_documents(config) and not set(config.data.sources) <= {RECALL, LIBRARY}
+
+
+def planned_for(config: Config, plan: Plan) -> str:
+    """Says that a plan is for full documents where it could be for those of `data.source`; empty otherwise."""
+    if plan.planned_for.documents == "known" or not plans_for_lengths(config):
+        return ""
+    if any(map(is_address, config.data.sources)):
+        return "planned for full documents; behind an address lengths are known in a run alone"
+    return "planned for full documents; `sppo data CONFIG` makes the lengths known"
+
+
+def _room(config: Config) -> int:
+    return max(1, int(config.sequence.length * config.data.fill))
+
+
+def _documents(config: Config, open_source: Callable[..., Corpus | None]) -> Documents | None:
+    """Returns the documents of sources that `open_source` opens, given an encoder, a name and settings."""
+    data, vocab_size = with_tokenizer(config), config.model.vocab_size
     encoder = functools.cache(lambda: open_encoder(data, vocab_size=vocab_size))
     fraction = 0.0 if data.validation_sources else data.validation_fraction
-    room, total = max(1, int(length * data.fill)), sum(data.sources.values())
-    reaches, sums = _reaches(config.model, length), np.zeros(3)
+    total, packed = sum(data.sources.values()), []
     for number, (name, weight) in enumerate(data.sources.items()):
         own = data.settings_of(name, data.source)
-        spans = known_spans(data.with_settings(own), name, encoder, vocab_size=vocab_size, length=room)
-        if spans is None:
+        opened = open_source(encoder, name, data.with_settings(own))
+        corpus = within(opened, own.min_tokens, own.max_tokens) if opened is not None else None
+        if corpus is None or not corpus.num_documents:
             return None
-        corpus = within(_corpus(spans), own.min_tokens, own.max_tokens)
-        if not corpus.num_documents:
-            return None
-        rows = pack_corpus(config, number, split_corpus(_few_pieces(corpus, room), fraction)[0])
+        rows = pack_corpus(config, number, split_corpus(_few_pieces(corpus, _room(config)), fraction)[0])
         assert rows is not None
-        sums += weight / total * _of_row(rows, reaches)
-    tokens, pieces, pairs = sums.tolist()
-    whole = _pairs(np.array([length], float), reaches).item()
-    # A model without attention has no pairs.
-    return Documents(mean_tokens=tokens / pieces, attended=pairs / whole if whole else 1.0)
+        packed.append(Packed(weight / total, rows.layout.sizes, rows.layout.firsts))
+    return documents_of(packed, config.model, config.sequence.length)
 
 
-def _reaches(model: ModelConfig, length: int) -> list[tuple[float, int]]:
-    """Returns the tokens that a token attends to at most in layers of each kind, and FLOPs of a pair in all of them."""
-    kinds = model.counts(model.num_layers)
-    return [(count * layer_costs(kind).pair_flops, kind.window_within(length) or length) for kind, count in kinds]
-
-
-def _of_row(rows: PackedRows, reaches: list[tuple[float, int]]) -> np.ndarray:
-    """Returns the tokens, the pieces and the pairs of a query and a key of a sequence, in the mean of an epoch: [3]."""
-    sizes = rows.layout.sizes.astype(np.float64)
-    return np.array([sizes.sum(), len(sizes), _pairs(sizes, reaches).sum()]) / rows.layout.num_rows
-
-
-def _pairs(sizes: np.ndarray, reaches: list[tuple[float, int]]) -> np.ndarray:
-    """Returns the pairs of documents of some sizes over all layers, each pair times its FLOPs."""
-    total = np.zeros(len(sizes))
-    for flops, reach in reaches:
-        growing = np.minimum(sizes, reach)
-        total += flops * (growing * (growing + 1) / 2 + (sizes - growing) * growing)
-    return total
+def _known_corpus(config: Config, encoder: Callable[[], Encoder], name: str, data: DataConfig) -> Corpus | None:
+    spans = known_spans(data, name, encoder, vocab_size=config.model.vocab_size, length=_room(config))
+    return None if spans is None else _corpus(spans)
 
 
 def _corpus(all_spans: list[Spans]) -> Corpus:

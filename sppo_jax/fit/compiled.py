@@ -21,7 +21,7 @@ from sppo_jax.fit.slices import Slice
 from sppo_jax.fit.thunks import graphed_loops
 from sppo_jax.hardware import Cluster, pool_bytes
 from sppo_jax.plan.plan import Plan
-from sppo_jax.predict.documents import costs_of_documents
+from sppo_jax.predict.costs import without_scores
 from sppo_jax.search.evaluate import costs_of
 from sppo_jax.search.request import COMPUTE_BYTES
 from sppo_jax.units import format_bytes
@@ -360,7 +360,7 @@ def _fit(
 def _beside(config: Config, plan: Plan, cluster: Cluster) -> tuple[float, float, dict[str, float]]:
     """Returns bytes a second of the link, FLOP/s of products, and the least seconds of attention in ticks by kind."""
     costs, table = costs_of(plan, config), plan.outline()
-    without = costs_of_documents(costs, 0.0)
+    without = without_scores(costs)
     attention_s = {
         kind: min(
             costs.compute_s(kind, start, length) - without.compute_s(kind, start, length)

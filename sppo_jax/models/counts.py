@@ -279,7 +279,7 @@ def _mlp_products(model: ModelConfig) -> tuple[int, int]:
     return 2 * experts.shared_size + needs_output * model.hidden_size, experts.count + gated
 
 
-def chunk_pairs(start: int, tokens: float, window: int = 0) -> float:
+def chunk_pairs(start: float, tokens: float, window: int = 0) -> float:
     """Returns the number of (query, key) pairs of a causal chunk.
 
     Args:

@@ -12,6 +12,7 @@ WEIGHTS = ("resident", "gathered")
 OPTIMIZERS = ("device", "host")
 SAVES = ("async", "blocking")
 GROUPS = ("static", "flex")
+PLANNED_FOR = ("full", "known")
 KERNELS = ("blockwise", "cudnn", "pallas")
 
 
@@ -153,9 +154,38 @@ class StashPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """What the planner expects: seconds a step, idle share, and bytes a device of each stage."""
+    """What the planner expects.
+
+    Args:
+        step_s: seconds of a step of sequences of one document each.
+        bubble_fraction: share of the stages' time of this step in which they compute no unit, 0..1.
+        hbm_bytes: bytes of device memory of a device of each stage.
+        host_bytes: bytes of host memory of a device of each stage.
+        documents_step_s: seconds of a step, in the mean, of the documents that the plan was made for; None: for none.
+    """
 
     step_s: float
     bubble_fraction: float
     hbm_bytes: tuple[int, ...]
     host_bytes: tuple[int, ...]
+    documents_step_s: float | None = None
+
+    @property
+    def chosen_by_s(self) -> float:
+        """The seconds by which the plan was chosen."""
+        return self.step_s if self.documents_step_s is None else self.documents_step_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedFor:
+    """The documents whose step a plan makes short.
+
+    Args:
+        documents: "full": each as long as a sequence; "known": those of `data.source`.
+        mean_tokens: tokens of a known document, in the mean; 0 where documents are full.
+        attended: pairs of a query and a key within one document, relative to a full one; 0..1.
+    """
+
+    documents: str = "full"
+    mean_tokens: float = 0.0
+    attended: float = 1.0

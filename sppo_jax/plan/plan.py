@@ -15,11 +15,13 @@ from sppo_jax.plan.parts import (
     GROUPS,
     KERNELS,
     OPTIMIZERS,
+    PLANNED_FOR,
     RING_PASSES,
     SAVES,
     SEQUENCE_KINDS,
     WEIGHTS,
     MeshShape,
+    PlannedFor,
     Predicted,
     SchedulePlan,
     StashPlan,
@@ -61,6 +63,8 @@ class Plan:
             training waits while the state is written array by array, because the host has no memory for a copy.
         host_pieces: the arrays in which the stash lies on the host: the share of every row, in 1024ths, in each.
         host_arrays: bytes of a device's arrays on the host, from which the limit of XLA's pool follows.
+        planned_for: the documents whose step the plan makes short.
+        cluster: the devices that the plan was made for, as `hardware.cluster` names them; empty where it is not known.
         model: the fields of the model that the plan was made for; empty where a plan is written by hand.
         reasons: for each choice, why it was made.
 
@@ -89,6 +93,8 @@ class Plan:
     saves: str = "async"
     host_pieces: tuple[int, ...] = ONE_PIECE
     host_arrays: HostArrays = HostArrays()
+    planned_for: PlannedFor = PlannedFor()
+    cluster: str = ""
     model: dict[str, int | str] = field(default_factory=dict, hash=False)
     reasons: dict[str, str] = field(default_factory=dict, hash=False)
 
@@ -116,6 +122,15 @@ class Plan:
     def _gathered(self) -> str:
         gathered = "; weights gathered group by group" if self.weights == "gathered" else ""
         return f"{gathered}; optimizer on the host" if self.optimizer == "host" else gathered
+
+    @property
+    def _of_documents(self) -> list[tuple[str, str]]:
+        """The row of the documents that the plan is for; none where they are full."""
+        planned_for, step_s = self.planned_for, self.predicted.documents_step_s
+        if step_s is None:
+            return []
+        mean, attended = f"mean {planned_for.mean_tokens:,.0f} tokens", f"{planned_for.attended:.1%} of the pairs"
+        return [("documents", f"{step_s:.4g} s a step for those of data.source ({mean}, {attended})")]
 
     def table(self) -> Table:
         """Returns the schedule table, checked."""
@@ -153,6 +168,7 @@ class Plan:
             "stash": StashPlan,
             "predicted": Predicted,
             "host_arrays": HostArrays,
+            "planned_for": PlannedFor,
         }
         return read_plan(cls, nested, values)
 
@@ -175,6 +191,7 @@ class Plan:
             ("alpha", _abridge(stash.alpha)),
             ("kv_grad_dtype", stash.kv_grad_dtype),
             ("step", f"{predicted.step_s:.4g} s, bubble {predicted.bubble_fraction:.1%}"),
+            *self._of_documents,
             ("hbm", _by_stage(predicted.hbm_bytes)),
             ("host", f"{_by_stage(predicted.host_bytes)}{describe_pieces(self.host_pieces)}"),
             ("saves", self.saves),
@@ -273,6 +290,11 @@ def _check_sequence(plan: Plan) -> None:
         got = getattr(plan, name)
         if got not in choices:
             raise ValueError(f"{name} of a plan must be one of {', '.join(choices)}, got {got!r}; choose one")
+    if plan.planned_for.documents not in PLANNED_FOR:
+        raise ValueError(
+            f"planned_for.documents of a plan must be one of {', '.join(PLANNED_FOR)}, got "
+            f"{plan.planned_for.documents!r}; choose one"
+        )
     for axis in ("data", "pipe", "seq"):
         if getattr(plan.mesh, axis) < 1:
             raise ValueError(f"mesh.{axis} of a plan must be at least 1, got {getattr(plan.mesh, axis)}; plan again")

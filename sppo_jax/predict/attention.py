@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from sppo_jax.hardware import Cluster
 from sppo_jax.hardware.measured_figures import block_pairs
 from sppo_jax.models.counts import chunk_pairs
+from sppo_jax.predict.documents import Attended
 from sppo_jax.predict.tpu_attention import TpuCall, tpu_pairs
 from sppo_jax.program.ring import Ring
 
@@ -54,6 +55,9 @@ class Costs(Protocol):
     @property
     def has_bundles(self) -> bool: ...
 
+    @property
+    def attended(self) -> Attended | None: ...
+
     def wave_tokens(self, kind: AttentionOfKind) -> float: ...
 
     def pair_s_of(self, kind: AttentionOfKind) -> float: ...
@@ -87,7 +91,28 @@ def kernel_pairs(costs: Costs, kind: AttentionOfKind) -> Callable[[int, int], tu
     units. Tiles that meet the whole prefix take equally long, so a last wave of tiles that is not full takes as
     long as a full one. Tiles on the diagonal differ, and the kernel waits for the longest. The fused backward deals
     tiles of keys, of which a long prefix has enough.
+
+    Where sequences hold several documents, no kernel takes the pairs of two documents. What a kernel takes for the
+    edges of its mask stays: every document has a diagonal.
     """
+    pairs_of, attended, window = _pairs_of_one(costs, kind), costs.attended, kind.window
+    if attended is None or costs.has_bundles:
+        return pairs_of
+    attended_pairs, wave = attended.pairs, costs.wave_tokens(kind)
+
+    def pairs(start: int, tokens: int) -> tuple[float, float]:
+        whole, left = chunk_pairs(start, tokens, window), attended_pairs(start, tokens, window)
+        forward, backward = pairs_of(start, tokens)
+        if wave and whole:
+            # Of the prefix the last wave meets what the first document of the chunk has of it.
+            forward -= (1 - left / whole) * (math.ceil(tokens / wave) * wave - tokens) * start
+        return max(left, forward - whole + left), max(left, backward - whole + left)
+
+    return pairs
+
+
+def _pairs_of_one(costs: Costs, kind: AttentionOfKind) -> Callable[[int, int], tuple[float, float]]:
+    """Returns the pairs that a kernel takes the time of, those of two documents too but for the kernel for TPUs."""
     if costs.has_bundles:
         num_kv_heads = kind.kv_width // kind.head_dim
         call = TpuCall(
@@ -98,7 +123,7 @@ def kernel_pairs(costs: Costs, kind: AttentionOfKind) -> Callable[[int, int], tu
             members=costs.ring.members,
             compute_bytes=costs.compute_bytes,
         )
-        return tpu_pairs(costs.cluster.device, call)
+        return tpu_pairs(costs.cluster.device, call, costs.attended)
     # Every ring member has its own blocks, of tokens that lie `ring` apart.
     block, window = costs.cluster.device.attention_block * costs.ring.members, kind.window
     wave = costs.wave_tokens(kind)

@@ -34,7 +34,7 @@ of the function. Every function takes the same arguments:
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
@@ -45,6 +45,7 @@ from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, head_flops, laye
 from sppo_jax.models.state_counts import state_counts
 from sppo_jax.plan.parts import MeshShape, cache_head_dim
 from sppo_jax.predict.attention import AttentionOfKind, attention_seconds
+from sppo_jax.predict.documents import Attended
 from sppo_jax.predict.experts import ExpertWork, expert_work
 from sppo_jax.predict.stage_params import stage_params, table_params
 from sppo_jax.predict.states import StateWork, state_work
@@ -155,6 +156,7 @@ class CostModel:
         experts: the work of a layer's experts; None without.
         with_experts: share of the layers that have experts.
         states: the work of mixers with a state; None without.
+        attended: the pairs of a query and a key within one document; None: sequences are one document each.
     """
 
     layer: LayerCosts
@@ -176,6 +178,7 @@ class CostModel:
     experts: ExpertWork | None = None
     with_experts: float = 1
     states: StateWork | None = None
+    attended: Attended | None = None
 
     def seconds(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
         """Returns the seconds of a unit: its compute, what it sends, and what any tick takes.
@@ -555,6 +558,11 @@ def cost_model(
         with_experts=sum(count for _, count in with_experts) / model.num_layers,
         states=state_work(model, mesh.seq),
     )
+
+
+def without_scores(costs: CostModel) -> CostModel:
+    """Returns the seconds of units whose attention computes no pair of a query and a key."""
+    return replace(costs, attention=tuple(kind._replace(pair_flops=0.0) for kind in costs.attention))
 
 
 def _attention(model: ModelConfig, share: float, stage: StageShape) -> AttentionOfKind:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from sppo_jax.hardware import Device
 from sppo_jax.hardware.tpu_chips import BLOCK_KEYS, STEP_S, TPU_CHIPS, block_keys, block_queries
 from sppo_jax.models.counts import chunk_pairs
+from sppo_jax.predict.documents import Attended
 
 
 class TpuCall(NamedTuple):
@@ -29,7 +30,9 @@ class TpuCall(NamedTuple):
     compute_bytes: int
 
 
-def tpu_pairs(device: Device, call: TpuCall) -> Callable[[int, int], tuple[float, float]]:
+def tpu_pairs(
+    device: Device, call: TpuCall, attended: Attended | None = None
+) -> Callable[[int, int], tuple[float, float]]:
     """Returns the (query, key) pairs that the kernel takes the time of for a chunk, forward and backward.
 
     A pair is one of a block that is visible as a whole. Blocks at an edge of the mask are computed whole, and take
@@ -40,11 +43,13 @@ def tpu_pairs(device: Device, call: TpuCall) -> Callable[[int, int], tuple[float
     Args:
         device: a TPU; where its `attention_rows` are 0, neither edges nor steps count.
         call: attention of the device.
+        attended: the pairs within one document; None: sequences are one document each.
     """
+    pairs_of = chunk_pairs if attended is None else attended.pairs
     chip, edges = TPU_CHIPS[device.name], 2 if call.window else 1
     scores_s = device.score_s(call.compute_bytes, call.head_dim)
     if not device.attention_rows:
-        return lambda start, tokens: (chunk_pairs(start, tokens, call.window),) * 2
+        return lambda start, tokens: (pairs_of(start, tokens, call.window),) * 2
     bundles = chip.bundles_of(call.head_dim, call.compute_bytes)
     dearer = (
         max(1.0, bundles.forward_edge / bundles.forward) - 0.5,
@@ -55,7 +60,7 @@ def tpu_pairs(device: Device, call: TpuCall) -> Callable[[int, int], tuple[float
     shares_heads = call.num_kv_heads % chip.cores == 0
 
     def pairs(start: int, tokens: int) -> tuple[float, float]:
-        counted, local = chunk_pairs(start, tokens, call.window), math.ceil(tokens / call.members)
+        counted, local = pairs_of(start, tokens, call.window), math.ceil(tokens / call.members)
         queries = block_queries(local, call.num_groups, call.compute_bytes)
         keys = block_keys(BLOCK_KEYS, call.compute_bytes)
         # Half of the pairs of blocks on a diagonal are visible.

@@ -4,31 +4,31 @@ from enum import Enum
 
 
 class Because(Enum):
-    """A reason, in words."""
+    """A reason, in words; one that compares seconds says in `whom` for which documents."""
 
     # Of any choice.
     ASKED = "the config asks for it"
     ONLY_CHOICE = "there is no other choice"
     SMALLEST = "no plan fits, and this plan is the smallest that was found"
-    SLOWER = "the next best, {rival}, takes {bound}{times}x as long"
-    AS_FAST = "the next best, {rival}, {verb} as fast (within 0.1%)"
-    FASTER_TIE = "the next best, {rival}, is only {gain:.2%} faster, which counts as a tie"
-    TOO_LARGE = "{rival} might be faster, but does not fit"
+    SLOWER = "the next best, {rival}, takes {bound}{times}x as long{whom}"
+    AS_FAST = "the next best, {rival}, {verb} as fast (within 0.1%){whom}"
+    FASTER_TIE = "the next best, {rival}, is only {gain:.2%} faster{whom}, which counts as a tie"
+    TOO_LARGE = "{rival} might be faster{whom}, but does not fit"
     TIE = (
-        "the fastest step takes {gain:.2%} less time, but steps within {tie:.1%} count as a tie, and this plan has "
-        "{simpler}"
+        "the fastest step takes {gain:.2%} less time{whom}, but steps within {tie:.1%} count as a tie, and this plan "
+        "has {simpler}"
     )
     # Of the mesh and the split of a sequence.
     HEADS = "the model has {num_heads} heads and {num_kv_heads} key-value heads"
     HEADS_DIVIDE = "{num_heads} heads divide evenly over seq={seq}"
     QUERIES_ON_RING = (
         "the ring passes queries in every tick, even where keys and values are fewer bytes: the step changes by "
-        "{change:+.2%}, which counts as a tie, and {fewer} tick bodies are compiled instead of {more}"
+        "{change:+.2%}{whom}, which counts as a tie, and {fewer} tick bodies are compiled instead of {more}"
     )
     # Of chunks.
     FEW_SHAPES = (
         "{count} tick shapes keep the compiled tick bodies within {most} times those of equal chunks, and change the "
-        "step by {lost_s:+.2g} s"
+        "step by {lost_s:+.2g} s{whom}"
     )
     # Of the schedule.
     TABLE = "{path} holds the table {name}"
@@ -40,8 +40,8 @@ class Because(Enum):
     WAVE = "{wave} sequences run as one, so the cost of chunks rises only once for {wave} sequences"
     VIRTUAL_STAGES = "a stage has {count} virtual stages"
     NO_OTHER_ORDER = "no other schedule fits"
-    OTHER_ORDER = "the fastest of the other schedules, {name}, takes {times}x as long"
-    NO_ONE_GROUP = "no breadth-first plan that fits takes {tie:.1%} less time"
+    OTHER_ORDER = "the fastest of the other schedules, {name}, takes {times}x as long{whom}"
+    NO_ONE_GROUP = "no breadth-first plan that fits takes {tie:.1%} less time{whom}"
     ONE_GROUP_LAST = "{where}, breadth-first is tried only if no other schedule fits"
     # Of what breadth-first plans hold, if they do not hold it in the usual way.
     KV = "K/V are {held}, and {instead}"
@@ -49,12 +49,12 @@ class Because(Enum):
         "a layer with a window has K/V of its window and a chunk, one with a state has none; those of other layers are "
         "{held}"
     )
-    USUAL_SLOWER = "{usual} takes {times}x as long"
-    USUAL_NOT = "no plan is as fast with {usual}"
+    USUAL_SLOWER = "{usual} takes {times}x as long{whom}"
+    USUAL_NOT = "no plan is as fast{whom} with {usual}"
     WAITING = "no plan fits with the waiting chunks in device memory"
-    OPTIMIZER = "with parameters and moments in device memory, no plan fits or a step takes longer"
+    OPTIMIZER = "with parameters and moments in device memory, no plan fits or a step takes longer{whom}"
     # Of the stash and of dK and dV.
-    LATE = "keeping the attention outputs of {chunks} in the remaining memory saves {gain:.1%} of the step"
+    LATE = "keeping the attention outputs of {chunks} in the remaining memory saves {gain:.1%} of the step{whom}"
     NOT_ON_HOST = "neither layer inputs nor attention outputs are offloaded"
     SHARE_ASKED = "the config asks for {share}"
     HIDDEN_SHARE = "this is the largest share whose copy at {rate_gb_s:.3g} GB/s overlaps with the chunk's own forward"

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
+from sppo_jax.models.counts import chunk_pairs
 from sppo_jax.predict.costs import CostModel
 from sppo_jax.search.chunks import check_count
 
@@ -112,7 +113,10 @@ def chunk_seconds(costs: CostModel, length: int, num_chunks: int) -> ChunkSecond
     sent = max(0.0, ring_s(far) - near_s) / far
     # Where layers are of several kinds, the waves are those of the kind that takes longest.
     longest = max(costs.attention, key=costs.pair_s_of)
-    wave = costs.wave_tokens(longest)
+    wave, share = costs.wave_tokens(longest), 1.0
+    if wave and costs.attended is not None:
+        # Of the prefix a wave meets what the first document of a chunk has of it.
+        share = costs.attended.pairs(far, 2 * tokens, longest.window) / chunk_pairs(far, 2 * tokens, longest.window)
     if wave:
         # Without a prefix a wave that is not full takes no longer: what is left is the kernel's tail, of every token.
         token += sum(costs.compute_s(kind, 0, tokens) - smooth.compute_s(kind, 0, tokens) for kind in "FB") / tokens
@@ -121,7 +125,7 @@ def chunk_seconds(costs: CostModel, length: int, num_chunks: int) -> ChunkSecond
         token=token,
         prefix=prefix + sent,
         fixed=fixed + near_s - sent * 2 * tokens,
-        forward=costs.pair_s_of(longest) if wave else 0.0,
+        forward=costs.pair_s_of(longest) * share if wave else 0.0,
         wave=wave,
     )
 

@@ -1,16 +1,21 @@
 """What a candidate comes to: its memory, its simulated step, and its Plan; and what was predicted for a Plan."""
 
+import heapq
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from sppo_jax.config import Config
 from sppo_jax.hardware.capacity import OLD_SPARE, pool_share, spare_share, usable_bytes, usable_host_bytes
 from sppo_jax.hardware.cluster import Cluster
 from sppo_jax.hardware.tpu_chips import num_blocks
-from sppo_jax.plan.parts import MeshShape, Predicted, SchedulePlan, StashPlan, model_shape
+from sppo_jax.plan.parts import MeshShape, PlannedFor, Predicted, SchedulePlan, StashPlan, model_shape
 from sppo_jax.plan.plan import Plan, schedule_table
 from sppo_jax.predict.copies import copy_seconds
 from sppo_jax.predict.costs import CostModel
+from sppo_jax.predict.documents import Documents
+from sppo_jax.predict.expected import expected_seconds
 from sppo_jax.predict.memory import Memory, predict_memory
 from sppo_jax.predict.pinned import Pinned, pinned_of, pinned_reason
 from sppo_jax.predict.shape import MemoryShape
@@ -50,12 +55,31 @@ class Outcome(Sized):
     """What a candidate comes to.
 
     Args:
-        simulation: the ticks.
-        step_s: seconds of a step: the ticks, and what comes after them once.
+        simulation: the ticks, where all sequences are the mean of those of a run.
+        least_s: seconds of such a step: the ticks, and what comes after them once. No step takes less in the mean.
     """
 
     simulation: Simulation
-    step_s: float
+    least_s: float
+
+    @cached_property
+    def step_s(self) -> float:
+        """The seconds of a step, with documents in the mean over drawn steps; worked out only where it is asked for."""
+        documents = self.candidate.layout.documents
+        if documents is None:
+            return self.least_s
+        table, shape = outline_of(self.candidate), self.candidate.layout.shape
+        ticks_s = expected_seconds(table, _costs_of(self.candidate, table), shape, self.stash, documents)
+        return max(self.least_s, self.least_s - self.simulation.step_s + ticks_s)
+
+    def of_full_documents(self) -> tuple[Simulation, float]:
+        """Returns the ticks and the seconds of a step whose sequences are one document each."""
+        if self.candidate.layout.request.documents is None:
+            return self.simulation, self.step_s
+        table, shape = outline_of(self.candidate), self.candidate.layout.shape
+        costs = replace(_costs_of(self.candidate, table), attended=None)
+        simulation = _simulate(table, costs, shape, self.stash)
+        return simulation, simulation.step_s + costs.step_overhead_s()
 
 
 def size(candidate: Candidate) -> Sized:
@@ -118,7 +142,19 @@ def evaluate(candidate: Candidate, sized: Sized | None = None) -> Outcome:
     table, sized = outline_of(candidate), sized or size(candidate)
     costs = _costs_of(candidate, table)
     simulation = _simulate(table, costs, candidate.layout.shape, sized.stash)
-    return Outcome(**vars(sized), simulation=simulation, step_s=simulation.step_s + costs.step_overhead_s())
+    return Outcome(**vars(sized), simulation=simulation, least_s=simulation.step_s + costs.step_overhead_s())
+
+
+def by_seconds(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    """Yields outcomes by rising seconds of a step, which are worked out as late as can be."""
+    heap = [(one.least_s, number, one) for number, one in enumerate(outcomes)]
+    heapq.heapify(heap)
+    while heap:
+        least_s, number, one = heapq.heappop(heap)
+        if one.step_s > least_s:
+            heapq.heappush(heap, (one.step_s, number, one))
+        else:
+            yield one
 
 
 def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
@@ -127,6 +163,7 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
     split, request = layout.split, layout.request
     config, groups, stages = request.config, layout.interleave, layout.mesh.pipe
     pinned = pinned_of(memory, layout.shape, groups, stages, request.cluster)
+    simulation, step_s = outcome.of_full_documents()
     return Plan(
         version=__version__,
         mesh=layout.mesh,
@@ -140,11 +177,14 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
         stash=outcome.stash,
         kv_slots=outline_of(candidate).kv_peak,
         predicted=Predicted(
-            step_s=outcome.step_s,
-            bubble_fraction=outcome.simulation.bubble_fraction,
+            step_s=step_s,
+            bubble_fraction=simulation.bubble_fraction,
             hbm_bytes=(memory.hbm_bytes,) * layout.mesh.pipe,
             host_bytes=(memory.host,) * layout.mesh.pipe,
+            documents_step_s=None if request.documents is None else outcome.step_s,
         ),
+        planned_for=_planned_for(request.documents),
+        cluster=request.cluster.name,
         ring_pass=candidate.ring_pass or config.sequence.ring_pass,
         kernel=request.kernel,
         groups="flex" if config.sequence.groups == "flex" else "static",
@@ -169,6 +209,13 @@ def costs_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> Cost
     places = plan.stash.inputs, plan.stash.attention, plan.stash.rest
     before = sum(plan.chunk_lengths[: plan.stash.attention_from])
     return layout.costs(places, plan.stash.kv, plan.schedule.wave, before, plan.ring_pass)
+
+
+def documents_step_s(plan: Plan, config: Config, documents: Documents, cluster: Cluster | None = None) -> float:
+    """Returns the seconds of a step of a plan with some documents; other arguments as `make_plan`."""
+    costs, shape = costs_of(plan, config, cluster), shape_of_plan(plan, config, cluster)
+    documents = documents.of_slowest(plan.mesh.data, plan.sequences_per_pipeline)
+    return expected_seconds(plan.outline(), costs, shape, plan.stash, documents) + costs.step_overhead_s()
 
 
 def shape_of_plan(plan: Plan, config: Config, cluster: Cluster | None = None) -> MemoryShape:
@@ -237,6 +284,12 @@ def _layout_of(plan: Plan, request: Request) -> Layout:
         layers=group_size(request.config.model.num_layers, plan.mesh.pipe * plan.schedule.interleave),
         weights=plan.weights,
     )
+
+
+def _planned_for(documents: Documents | None) -> PlannedFor:
+    if documents is None:
+        return PlannedFor()
+    return PlannedFor(documents="known", mean_tokens=documents.mean_tokens, attended=documents.attended)
 
 
 def _groups_reason(config: Config) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sppo_jax.hardware import usable_bytes, usable_host_bytes
 from sppo_jax.search.because import Because, joined
-from sppo_jax.search.evaluate import Outcome, evaluate
+from sppo_jax.search.evaluate import Outcome, by_seconds, evaluate
 from sppo_jax.search.frontier import TIE, Fastest, Filter, Frontier, TooLarge, candidate_of
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.partitions import Candidate, Partition
@@ -159,7 +159,9 @@ def reasons_of(results: Results) -> dict[str, str]:
     reasons["sequence_kind"] = joined(split_reason(layout), reasons["sequence_kind"])
     lost_s = results.fastest.lost_by_fewer_shapes_s.get(candidate.partition)
     if lost_s is not None:
-        few = Because.FEW_SHAPES(count=len(candidate.partition.shapes), most=MOST_TIMES, lost_s=lost_s)
+        few = Because.FEW_SHAPES(
+            count=len(candidate.partition.shapes), most=MOST_TIMES, lost_s=lost_s, whom=request.whom
+        )
         reasons["chunks"] = joined(few, reasons["chunks"])
     why = schedule_reason(candidate.partition)
     reasons["schedule"] = joined(why, _order_reason(results), reasons["schedule"])
@@ -182,15 +184,16 @@ def _way_reasons(results: Results) -> dict[str, str]:
 
     def instead(way: str) -> str:
         if usual is None:
-            return Because.USUAL_NOT(usual=way)
-        return Because.USUAL_SLOWER(usual=way, times=f"{usual.step_s / chosen.step_s:.3f}")
+            return Because.USUAL_NOT(usual=way, whom=request.whom)
+        times = f"{usual.step_s / chosen.step_s:.3f}"
+        return Because.USUAL_SLOWER(usual=way, times=times, whom=request.whom)
 
     reasons = {}
     if candidate.way.waiting == "host":
         own = config.stash.waiting == "auto"
         reasons["waiting"] = Because.WAITING() if own else Because.ASKED()
     if candidate.way.optimizer == "host" and config.optimizer.place == "auto":
-        reasons["optimizer"] = Because.OPTIMIZER()
+        reasons["optimizer"] = Because.OPTIMIZER(whom=request.whom)
     if not candidate.partition.is_breadth_first or results.best is None:
         return reasons
     if config.stash.kv == "auto" and candidate.partition.num_chunks > 1 and candidate.kv in ("keep", "host"):
@@ -213,9 +216,9 @@ def _order_reason(results: Results) -> str:
         if other is None:
             return Because.NO_OTHER_ORDER()
         times = f"{other.step_s / chosen.step_s:.3f}"
-        return Because.OTHER_ORDER(name=other.candidate.partition.schedule, times=times)
+        return Because.OTHER_ORDER(name=other.candidate.partition.schedule, times=times, whom=request.whom)
     if request.compares_orders:
-        return Because.NO_ONE_GROUP(tie=TIE)
+        return Because.NO_ONE_GROUP(tie=TIE, whom=request.whom)
     groups = request.config.sequence.groups
     where = "on CPUs and TPUs" if groups == "static" else f"with sequence.groups={groups}"
     return Because.ONE_GROUP_LAST(where=where)
@@ -226,7 +229,12 @@ def _tie_reason(fastest: Outcome, chosen: Outcome) -> str:
     mechanisms = fastest.candidate.complexity[0] - chosen.candidate.complexity[0]
     fewer = f"{mechanisms} fewer {'mechanism' if mechanisms == 1 else 'mechanisms'}"
     gain = 1 - fastest.step_s / chosen.step_s
-    return Because.TIE(gain=gain, tie=TIE, simpler=fewer if mechanisms else "fewer chunks")
+    return Because.TIE(
+        gain=gain,
+        tie=TIE,
+        simpler=fewer if mechanisms else "fewer chunks",
+        whom=chosen.candidate.layout.request.whom,
+    )
 
 
 def times_slower(step_s: float, best_s: float) -> str:
@@ -247,7 +255,7 @@ def _against_rivals(results: Results, key: str) -> str:
     if slower is not None:
         texts.append(_longer(slower, kind.label(slower.candidate), results.chosen.step_s))
     if larger is not None:
-        texts.append(Because.TOO_LARGE(rival=kind.label(larger.candidate)))
+        texts.append(Because.TOO_LARGE(rival=kind.label(larger.candidate), whom=results.request.whom))
     if texts:
         return joined(*texts)
     asked = getattr(results.request.config, kind.section)
@@ -257,13 +265,14 @@ def _against_rivals(results: Results, key: str) -> str:
 
 def _longer(slower: Rival, label: str, best_s: float) -> str:
     """Returns how much longer a rival takes, or that it ties with the best."""
+    whom = slower.candidate.layout.request.whom
     times, known = f"{slower.step_s / best_s:.3f}", slower.is_simulated
     # A lower bound is refined only until the candidate loses.
     if times == "1.000":
-        return Because.AS_FAST(rival=label, verb="is" if known else "may be")
+        return Because.AS_FAST(rival=label, verb="is" if known else "may be", whom=whom)
     if known and slower.step_s < best_s:
-        return Because.FASTER_TIE(rival=label, gain=1 - slower.step_s / best_s)
-    return Because.SLOWER(rival=label, bound="" if known else "at least ", times=times)
+        return Because.FASTER_TIE(rival=label, gain=1 - slower.step_s / best_s, whom=whom)
+    return Because.SLOWER(rival=label, bound="" if known else "at least ", times=times, whom=whom)
 
 
 def split_reason(layout: Layout) -> str:
@@ -315,7 +324,7 @@ def _slower_rival(frontier: Frontier, of: Filter, best_s: float) -> Rival | None
     nothing is returned.
     """
     known = [one for one in frontier.tried if of.layout(one.candidate.layout) and of.candidate(one.candidate)]
-    fastest = min(known, key=lambda one: one.step_s, default=None)
+    fastest = next(by_seconds(known), None)
     for _ in range(_RIVALS_TRIED):
         bound, what = frontier.take(of)
         if what is None:
@@ -460,6 +469,8 @@ def _slower(frontier: Frontier, count: int, seen: _Seen) -> list[Outcome]:
         if tried is not None:
             (found if tried.memory.fits(frontier.request.cluster) else spare).extend(seen.new(tried))
     # Trials may end before a plan is proven the next fastest. The fastest plans tried then fill the rest.
-    for tried in sorted(frontier.tried[:before], key=lambda one: one.step_s):
-        found += seen.new(tried) if len(found) < count else []
+    for tried in by_seconds(frontier.tried[:before] if len(found) < count else []):
+        found += seen.new(tried)
+        if len(found) == count:
+            break
     return found + spare[: count - len(found)]

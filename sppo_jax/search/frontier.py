@@ -77,7 +77,8 @@ class Filter(NamedTuple):
 
 ALL = Filter()
 # What the heap holds, from least to most refined: a layout with places; a candidate bounded from its uncut sequence;
-# one bounded from all of its chunks, whose way of keys and values is decided; one that was simulated and fits.
+# one bounded from all of its chunks, whose way of keys and values is decided; one that was simulated and fits, for the
+# mean sequence first, then for the documents.
 Open = Candidate | Outcome
 Item = Family | Open
 
@@ -255,7 +256,7 @@ class Frontier:
         sized = size(candidate)
         if sized.memory.fits(self.request.cluster):
             self.tried.append(evaluate(candidate, sized))
-            self.push(self.tried[-1].step_s, self.tried[-1])
+            self.push(self.tried[-1].least_s, self.tried[-1])
             return
         self.sized.append(sized)
         if candidate.alpha == "hidden" and has_share(candidate.places) and not sized.all_away:
@@ -308,7 +309,10 @@ class Frontier:
         self.too_large.append(TooLarge(excess, candidate, (candidate.partition,)))
 
     def _take(self, of: Filter, limit_s: float, is_done: Callable[[Any], bool]) -> tuple[float, Any]:
-        """Refines the candidate of the lowest bound until it is refined far enough, and takes it out; else None."""
+        """Refines the candidate of the lowest bound until it is refined far enough, and takes it out; else None.
+
+        With documents the mean sequence bounds a step, which is worked out for those alone that come out.
+        """
         aside: list[tuple[float, int, Item]] = []
         found: tuple[float, Any] = math.inf, None
         while found[1] is None and self._heap and self._heap[0][0] < limit_s:
@@ -316,6 +320,8 @@ class Frontier:
             bound, _, what = item
             if not self._is_of(of, what):
                 aside.append(item)
+            elif isinstance(what, Outcome) and what.step_s > bound:
+                self.push(what.step_s, what)
             elif not isinstance(what, Family) and is_done(what):
                 found = bound, what
             else:

@@ -12,6 +12,7 @@ from sppo_jax.hardware.tpu_chips import TPU_CHIPS
 from sppo_jax.models.state_counts import has_attention, state_counts, state_heads
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.costs import CostModel, Recompute, StageShape, Weights, cost_model
+from sppo_jax.predict.documents import Documents
 from sppo_jax.predict.group_layers import most_layers
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, divisors, has_tails
@@ -79,6 +80,12 @@ class Layout:
         return not kind.window_within(self.request.config.sequence.length) and state_counts(kind) is None
 
     @property
+    def documents(self) -> Documents | None:
+        """How documents lie in the sequences of the pipeline that counts; None: sequences are one document each."""
+        documents = self.request.documents
+        return None if documents is None else documents.of_slowest(self.mesh.data, self.sequences)
+
+    @property
     def multiple_tokens(self) -> int:
         """Chunk lengths are multiples of so many tokens."""
         return self.mesh.seq * self.request.tile
@@ -109,7 +116,7 @@ class Layout:
 
         From a stage's input alone the linear parts are computed twice: for the stash made again, and for the gradients.
         Keys and values that are rebuilt or fetched are exchanged again for all groups of layers but the last; those
-        that a backward computes for itself for all.
+        that a backward computes for itself for all. With documents each sequence is the mean of all.
 
         Args:
             places: of the stash.
@@ -149,7 +156,8 @@ class Layout:
             again = counts[0] / self.interleave - 1, counts[1] / self.interleave - 1
         gathered = self.weights == "gathered"
         weights = Weights(again=again, gathers_tables=gathered, on_host=request.way.optimizer == "host")
-        return cost_model(request.config.model, request.cluster, stage, recompute, weights)
+        costs = cost_model(request.config.model, request.cluster, stage, recompute, weights)
+        return costs if self.documents is None else replace(costs, attended=self.documents.mean)
 
 
 def layouts(request: Request) -> list[Layout]:

@@ -8,6 +8,7 @@ from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.parts import model_shape
 from sppo_jax.plan.plan import Plan
+from sppo_jax.predict.documents import Documents
 from sppo_jax.rules import Facts, check
 from sppo_jax.search.evaluate import costs_of
 from sppo_jax.search.given import without_effect
@@ -17,17 +18,18 @@ from sppo_jax.search.search import search
 __all__ = ["check_plan", "costs_of", "make_plan", "resolve_cluster"]
 
 
-def make_plan(config: Config, cluster: Cluster | None = None) -> Plan:
+def make_plan(config: Config, cluster: Cluster | None = None, documents: Documents | None = None) -> Plan:
     """Decides everything static about a training step.
 
     Args:
         config: the settings; what is "auto" is chosen.
         cluster: the devices; None: `hardware.cluster`, `train.devices` if simulated, else those of this machine.
+        documents: how documents lie in sequences, see `search`; None: each is as long as a sequence.
 
     Raises:
         ValueError: the settings do not fit together; says the rule, what was got and what to change.
     """
-    found = search(config, cluster)
+    found = search(config, cluster, documents)
     if not found.fits:
         warnings.warn(found.problem, stacklevel=2)
     for line in without_effect(config, found.plan):

@@ -75,7 +75,7 @@ def with_late_attention(chosen: Outcome) -> tuple[Outcome, str]:
     found = from_chunk(first)
     gain, count = 1 - found.step_s / chosen.step_s, num_chunks - first
     chunks = f"the last of {num_chunks} chunks" if count == 1 else f"the last {count} of {num_chunks} chunks"
-    return found, Because.LATE(chunks=chunks, gain=gain)
+    return found, Because.LATE(chunks=chunks, gain=gain, whom=candidate.layout.request.whom)
 
 
 def with_queries_on_the_ring(chosen: Outcome, limit_s: float) -> tuple[Outcome, str]:
@@ -99,7 +99,8 @@ def with_queries_on_the_ring(chosen: Outcome, limit_s: float) -> tuple[Outcome, 
     is_tie = found.step_s <= min(limit_s, chosen.step_s * (1 + _MOST_LONGER))
     if not is_tie or not found.memory.fits(cluster) or (fewer := bodies_of(found)) >= (more := bodies_of(chosen)):
         return chosen, ""
-    return found, Because.QUERIES_ON_RING(change=found.step_s / chosen.step_s - 1, fewer=fewer, more=more)
+    change = found.step_s / chosen.step_s - 1
+    return found, Because.QUERIES_ON_RING(change=change, fewer=fewer, more=more, whom=layout.request.whom)
 
 
 def with_fewer_bodies(outcome: Outcome) -> Outcome:

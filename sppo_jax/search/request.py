@@ -19,6 +19,7 @@ from sppo_jax.hardware import (
 from sppo_jax.hardware.tpu_chips import SPILLED, TPU_CHIPS, block_bytes
 from sppo_jax.paths import local_path
 from sppo_jax.plan.parts import cudnn_takes, pallas_takes
+from sppo_jax.predict.documents import Documents
 from sppo_jax.rules import BREADTH_FIRST, KERNEL_TILE, Facts, broken
 from sppo_jax.rules import check as check_rules
 from sppo_jax.schedule.check import check
@@ -63,6 +64,7 @@ class Request:
         kernel: the attention kernel.
         table: the table given by hand, and its text, if any.
         way: what a plan does before it has a layout.
+        documents: how documents lie in sequences, if the plan is for these; None: for sequences of one document each.
     """
 
     config: Config
@@ -71,6 +73,12 @@ class Request:
     kernel: str
     table: tuple[Table, str] | None
     way: Way
+    documents: Documents | None = None
+
+    @property
+    def whom(self) -> str:
+        """What follows a comparison of seconds: the documents that it is for, unless these are full."""
+        return " for the documents of data.source" if self.documents is not None else ""
 
     @property
     def tile(self) -> int:
@@ -97,6 +105,11 @@ def asks_for_breadth_first(config: Config) -> bool:
     return config.schedule.name == BREADTH_FIRST or asked or config.stash.kv in ("rebuild", "host")
 
 
+def plans_for_documents(config: Config) -> bool:
+    """Returns whether documents count, where their lengths are known."""
+    return config.planner == "search" and config.sequence.plan_for == "documents"
+
+
 def way_for(config: Config, chosen: Way) -> Way:
     """Returns the way that a config asks for, and what is chosen where it leaves the choice open."""
     name, waiting, optimizer = config.schedule.name, config.stash.waiting, config.optimizer.place
@@ -109,12 +122,13 @@ def way_for(config: Config, chosen: Way) -> Way:
     )
 
 
-def read_request(config: Config, cluster: Cluster | None = None) -> Request:
+def read_request(config: Config, cluster: Cluster | None = None, documents: Documents | None = None) -> Request:
     """Resolves the cluster and a table given by hand.
 
     Args:
         config: the settings.
         cluster: the devices; None: `hardware.cluster`, `train.devices` if simulated, else those of this machine.
+        documents: see `Request`.
 
     Raises:
         ValueError: a setting is wrong by itself.
@@ -138,6 +152,7 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
         kernel=choose_kernel(config.model, cluster.device, compute_bytes, facts),
         table=_read_table(config) if config.schedule.table is not None else None,
         way=way_for(config, Way()),
+        documents=documents,
     )
 
 

@@ -8,6 +8,7 @@ from sppo_jax.collector import without_collector
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
+from sppo_jax.predict.documents import Documents
 from sppo_jax.predict.memory import Memory
 from sppo_jax.predict.pinned import refusal
 from sppo_jax.rules import BREADTH_FIRST
@@ -19,7 +20,15 @@ from sppo_jax.search.no_fit import least, problem_of
 from sppo_jax.search.paper import paper_outcome
 from sppo_jax.search.partitions import Candidate
 from sppo_jax.search.refine import late_attention_is_open, with_late_attention, with_queries_on_the_ring
-from sppo_jax.search.request import USUAL, Request, Trial, asks_for_breadth_first, preferences, read_request
+from sppo_jax.search.request import (
+    USUAL,
+    Request,
+    Trial,
+    asks_for_breadth_first,
+    plans_for_documents,
+    preferences,
+    read_request,
+)
 
 NUM_REJECTED = 5
 # How many of the next fastest plans are tried with attention outputs of late chunks.
@@ -49,8 +58,9 @@ class Found:
         num_considered: choices considered; most are ruled out by the bound of their layout.
         seconds: seconds the search took.
         problem: empty if it fits; else the limit that it breaks, by how much, and the nearest change.
-        fastest_s: seconds of the fastest step that fits; the plan's step takes at most 0.5% longer. Where none fits,
-            the seconds of the plan. Compare searches by these, because the choice between ties is not about speed.
+        fastest_s: seconds of the fastest step that fits, with documents in the mean; the plan's step takes at most 0.5%
+            longer. Where none fits, the seconds of the plan. Compare searches by these, because the choice between ties
+            is not about speed.
         stopped_by: the settings of the config without which a plan would fit, e.g. "mesh.pipe=1"; empty if one fits, or
             none would.
     """
@@ -67,8 +77,11 @@ class Found:
 
 
 @without_collector()
-def search(config: Config, cluster: Cluster | None = None) -> Found:
+def search(config: Config, cluster: Cluster | None = None, documents: Documents | None = None) -> Found:
     """Searches what the config leaves "auto" for the shortest simulated step that fits.
+
+    With documents it is the step that is shortest in the mean over the sequences of a run. What fits does not depend on
+    documents.
 
     A candidate decides order, mesh, split, interleave, weights, optimizer's place, schedule, wave, chunks, places, keys
     and values, waiting room and the dtype of dK and dV. All are in one heap, by lower bounds of their seconds that are
@@ -84,12 +97,14 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     Args:
         config: the settings.
         cluster: the devices; None: `hardware.cluster`, `train.devices` if simulated, else those of this machine.
+        documents: how documents lie in the sequences of a run; None: each is as long as a sequence. They count unless
+            `sequence.plan_for` is "full" or `planner` is "paper".
 
     Raises:
         ValueError: settings contradict each other.
     """
     start_s = time.perf_counter()
-    request = read_request(config, cluster)
+    request = read_request(config, cluster, documents if plans_for_documents(config) else None)
     answer = _by_paper(request) if config.planner == "paper" else _by_search(request)
     return _found(request, answer, start_s)
 

@@ -11,14 +11,14 @@ from sppo_jax.plan.parts import StashPlan
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.stall_limit import AUTO
 from sppo_jax.predict.copies import copy_seconds
-from sppo_jax.predict.costs import CostModel
-from sppo_jax.predict.documents import Documents, costs_of_documents
+from sppo_jax.predict.costs import CostModel, without_scores
+from sppo_jax.predict.documents import Documents
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.simulate import Simulation, simulate
 from sppo_jax.report.plan.occupancy import Copy, UnitBytes, host_copies, rebuilt_bytes, unit_bytes, waiting_copies
 from sppo_jax.schedule.outline import first_rounds
 from sppo_jax.schedule.table import Table, TickShape, Unit
-from sppo_jax.search.evaluate import costs_of, shape_of_plan
+from sppo_jax.search.evaluate import costs_of, documents_step_s, shape_of_plan
 from sppo_jax.search.search import Found
 
 # Columns of the stage table, and the holders of device memory that each sums up; the rest is "working".
@@ -95,7 +95,8 @@ class Figures:
         num_steps: the config's `train.steps`.
         stall_s: the config's `train.stall_s`.
         documents: how the documents of `data.source` lie in sequences; None where their lengths are not known.
-        documents_step_s: seconds of a step of such sequences, to first order; 0 where the documents are not known.
+        documents_step_s: seconds of a step of such sequences in the mean; 0 where the documents are not known.
+        planned_for: what is to be said of the documents that the plan is for; empty: nothing.
     """
 
     found: Found
@@ -115,6 +116,7 @@ class Figures:
     stall_s: float | str = AUTO
     documents: Documents | None = None
     documents_step_s: float = 0.0
+    planned_for: str = ""
 
     @property
     def plan(self) -> Plan:
@@ -134,13 +136,14 @@ class Figures:
         return self.plan.sequences_per_pipeline - self.table.num_sequences
 
 
-def figures_of(found: Found, config: Config, documents: Documents | None = None) -> Figures:
+def figures_of(found: Found, config: Config, documents: Documents | None = None, planned_for: str = "") -> Figures:
     """Derives a report's figures.
 
     Args:
         found: what the search found.
         config: the settings for which it searched.
         documents: how the documents of `data.source` lie in sequences, if their lengths are known.
+        planned_for: see `Figures`.
     """
     plan, outline = found.plan, found.plan.outline()
     costs, shape = costs_of(plan, config), shape_of_plan(plan, config)
@@ -151,7 +154,6 @@ def figures_of(found: Found, config: Config, documents: Documents | None = None)
     simulation = simulate(table, seconds_of, copy_seconds(table, shape, plan.stash, costs))
     stashed = unit_bytes(table, shape, plan.stash)
     step_s = plan.predicted.step_s
-    shorter = costs_of_documents(costs, documents.attended if documents else 1.0).of_chunks(outline.chunk_lengths)
     tokens_s = plan.sequence_length * plan.sequences_per_pipeline * plan.mesh.data / step_s
     return Figures(
         found=found,
@@ -170,8 +172,15 @@ def figures_of(found: Found, config: Config, documents: Documents | None = None)
         num_steps=config.train.steps,
         stall_s=config.train.stall_s,
         documents=documents,
-        documents_step_s=step_s - step.step_s + simulate(outline, shorter, copies).step_s if documents else 0.0,
+        documents_step_s=_documents_step_s(plan, config, documents) if documents else 0.0,
+        planned_for=planned_for,
     )
+
+
+def _documents_step_s(plan: Plan, config: Config, documents: Documents) -> float:
+    """Returns the seconds of a step of some documents, as the search has them where the plan is for these."""
+    known_s = plan.predicted.documents_step_s
+    return documents_step_s(plan, config, documents) if known_s is None else known_s
 
 
 def _copies(table: Table, shape: MemoryShape, stash: StashPlan) -> tuple[Copy, ...]:
@@ -213,7 +222,7 @@ def step_parts(table: Table, costs: CostModel, simulation: Simulation, step_s: f
         Seconds by part, largest first; they sum to `step_s`.
     """
     layer, tick_s = costs.layer, costs.cluster.device.overhead_s
-    no_scores = costs_of_documents(costs, 0.0)
+    no_scores = without_scores(costs)
     no_states = replace(no_scores, states=None)
     no_matmuls = replace(no_states, layer=replace(layer, linear_flops=0.0, expert_flops=0.0), experts=None)
     starts = table.chunk_starts

@@ -65,7 +65,7 @@ def rejected_rows(figures: Figures) -> list[tuple[str, ...]]:
     """Returns the best rejected plans, under REJECTED_HEADER."""
     return [
         (
-            seconds(item.step_s, figures.plan.predicted.step_s),
+            seconds(item.step_s, figures.plan.predicted.chosen_by_s),
             mesh_of(item.plan),
             str(len(item.plan.chunk_lengths)),
             schedule_of(item.plan),

@@ -171,15 +171,16 @@ def verdict(figures: Figures) -> list[tuple[str, str]]:
 
 
 def _documents(figures: Figures) -> list[tuple[str, str]]:
-    """Returns the row of the documents of the data, if their lengths are known."""
+    """Returns the row of the documents of the data, if their lengths are known or that they are not is to be said."""
     if figures.documents is None:
-        return []
+        return [("documents", figures.planned_for)] if figures.planned_for else []
     mean, attended = figures.documents.mean_tokens, figures.documents.attended
     attends = any(kind.mixer == "attention" for kind, _ in figures.model.counts(figures.model.num_layers))
     of_pairs = f"; attention {attended:.1%} of that of a full document, counted in pairs of tokens" if attends else ""
     step_s = seconds(figures.documents_step_s)
     text = f"about {step_s} s a step for the documents of data.source (mean {mean:,.0f} tokens{of_pairs})"
-    return [("documents", text)]
+    is_for = {"known": ", for which this plan is", "full": "; the plan is for full documents"}
+    return [("documents", text + is_for[figures.plan.planned_for.documents])]
 
 
 def _parameters(model: ModelConfig) -> list[tuple[str, str]]:

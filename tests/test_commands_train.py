@@ -12,6 +12,7 @@ from sppo_jax.config import config_from_dict
 from sppo_jax.hardware.present import Gpu
 from sppo_jax.plan.host_arrays import HostArrays
 from sppo_jax.plan.parts import Predicted
+from sppo_jax.train import planned
 
 GIB = 2**30
 SETTINGS = {
@@ -40,12 +41,19 @@ def machine(monkeypatch):
 
 
 def test_a_plan_that_pins_more_than_the_machine_has_ends_with_exit_code_3(machine, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(train, "make_plan", lambda config, cluster: a_plan(400))
+    monkeypatch.setattr(planned, "plan_of_run", lambda *given: (a_plan(400), ""))
     args = SimpleNamespace(plan=None, config="tiny.yaml")
     assert train._train(args, machine, tmp_path / "run", None) == 3
     words = capsys.readouterr().err.splitlines()
     assert len(words) == 1 and "the plan pins 400 GiB of a host" in words[0] and "got a host with 300 GiB" in words[0]
     assert not (tmp_path / "run").exists()
+
+
+def test_a_config_for_which_no_plan_fits_ends_with_exit_code_3_before_data_are_read(machine, tmp_path, capsys):
+    config = replace(machine, hardware=replace(machine.hardware, hbm_bytes=1000))
+    assert train._train(SimpleNamespace(plan=None, config="tiny.yaml"), config, tmp_path / "run", None) == 3
+    words = capsys.readouterr().err.splitlines()
+    assert len(words) == 1 and words[0].startswith("no plan fits") and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("host_gib", "refused"), [(0, False), (290, False), (292, True)])

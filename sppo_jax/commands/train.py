@@ -27,7 +27,7 @@ from sppo_jax.output import Output
 from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.pinned import refusal
 from sppo_jax.report.draw.text_timeline import text_timeline
-from sppo_jax.search.make import make_plan, resolve_cluster
+from sppo_jax.search.make import resolve_cluster
 
 
 def run(words: Sequence[str]) -> int:
@@ -117,6 +117,22 @@ def _lack_of_host_memory(config: Config, plan: Plan, cluster: Cluster | None) ->
     return next(filter(None, distributed.exchange(distributed.together(lack))), "")  # all end, or none
 
 
+def _planned(args: Namespace, config: Config, cluster: Cluster | None, run_dir: Path) -> tuple[Plan, str]:
+    """Returns the plan of process 0, and why it does not fit; empty where it does."""
+    from sppo_jax.train.planned import plan_of_run
+
+    def planned() -> tuple[str, str]:
+        if not distributed.is_main():
+            return "", ""
+        if args.plan:
+            return read_plan(args.plan, config).to_json(), ""
+        plan, problem = plan_of_run(config, cluster, run_dir, distributed.say)
+        return plan.to_json(), problem
+
+    text, problem = distributed.together(planned, is_long=True)
+    return Plan.from_json(distributed.share_text(text)), distributed.share_text(problem)
+
+
 def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> int:
     from sppo_jax.train.alike import check_alike
     from sppo_jax.train.loop import RunFailed, train
@@ -127,9 +143,8 @@ def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> 
     cluster = distributed.cluster(config)
     distributed.together(lambda: check_trackers(config) if distributed.is_main() else None)
     changes = distributed.together(lambda: changes_since(run_dir, config))
-    plan = distributed.together(lambda: read_plan(args.plan, config) if args.plan else make_plan(config, cluster))
-    plan = Plan.from_json(distributed.share_text(plan.to_json()))
-    lack = _lack_of_host_memory(config, plan, cluster)
+    plan, too_large = _planned(args, config, cluster, run_dir)
+    lack = too_large or _lack_of_host_memory(config, plan, cluster)
     if lack:
         if distributed.is_main():
             print(lack, file=sys.stderr)

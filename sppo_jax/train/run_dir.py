@@ -123,8 +123,7 @@ def changes_since(path: Path, config: Config) -> list[str]:
             f"the run directory must hold no file that the run replaces, got {path} with a config.yaml and no run; "
             "choose another --run-dir"
         )
-    before, after = (_settings(each) for each in (load_config(path / "config.yaml"), config))
-    changes = list(_changes(before, after, ""))
+    changes = changed_settings(path, config)
     for name, old, new in changes:
         section, _, key = name.partition(".")
         fixed = section in _FIXED_SECTIONS and key not in _FIXED_SECTIONS[section]
@@ -134,6 +133,16 @@ def changes_since(path: Path, config: Config) -> list[str]:
                 "choose another --run-dir"
             )
     return [f"{name}: {old} -> {new}" for name, old, new in changes]
+
+
+def changed_settings(path: Path, config: Config) -> list[tuple[str, Any, Any]]:
+    """Returns the settings in which a config differs from that of the run in a directory: name, old and new value.
+
+    Raises:
+        ValueError: the run's config.yaml cannot be read.
+    """
+    before, after = (_settings(each) for each in (load_config(path / "config.yaml"), config))
+    return list(_changes(before, after, ""))
 
 
 def _settings(config: Config) -> dict[str, Any]:

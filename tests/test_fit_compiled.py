@@ -47,7 +47,7 @@ def fit(hbm=70, host=10, exposed=0, kernel=None) -> Fit:
             exposed_bytes=exposed * GIB,
             kernel_bytes=kernel if kernel is None else kernel * GIB,
             loops_unknown=0,
-            spans=(),
+            together=(),
         ),
         waiting_share=0.0123,
         flash_calls=4,

@@ -71,13 +71,20 @@ PRODUCT = (
 )
 
 
+def sized(together):
+    """Returns the bytes of each copy, and the products behind its start, before the next start or end."""
+    assert together.times == 3
+    pairs = zip(together.events, together.events[1:], strict=False)
+    return [(event.size_bytes, behind.product_flops) for event, behind in pairs if event.size_bytes]
+
+
 def test_copies_wait_for_what_the_products_beside_them_leave():
     """The write has two products of 4 x 8 by 8 x 16 beside it; the fetch and the whole copy have none."""
     product = "%d (a: f32[4,8], b: f32[8,16]) -> f32[4,16] {\n  %a = f32[4,8]{1,0} parameter(0)\n"
     product += "  ROOT %x = f32[4,16]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}\n}\n"
     copies = host_copies(HLO + product)
     flops = 2 * 2 * 4 * 8 * 16
-    assert sorted(copies.spans) == [("", 3, 32, flops), ("", 3, 64, 0), ("", 3, 64, 0)]
+    assert [sized(one) for one in copies.together] == [[(32, flops)], [(64, 0)], [(64, 0)]]
     assert copies.waiting_s(1.0, flops / 20, {}) == 3 * (12 + 64 + 64)
     assert copies.waiting_s(1.0, 1.0, {}) == 3 * (64 + 64)
 
@@ -85,7 +92,8 @@ def test_copies_wait_for_what_the_products_beside_them_leave():
 def test_a_tick_has_its_least_attention_beside_its_copies():
     name = 'calls=%r, metadata={op_name="jit(step)/while/body/backward_tick_without_ends/dynamic_slice"}'
     nothing, some = (host_copies(text.replace("calls=%r", name)) for text in (HLO, HLO.replace(READ, READ + PRODUCT)))
-    assert ("B", 3, 64, 0) in nothing.spans and ("B", 3, 64, 2 * 4 * 8 * 16) in some.spans
+    for copies, flops in ((nothing, 0), (some, 2 * 4 * 8 * 16)):
+        assert [sized(one) for one in copies.together if one.kind == "B"] == [[(64, flops)]]
     assert nothing.waiting_s(1.0, 1e9, {"B": 60.0}) == nothing.waiting_s(1.0, 1e9, {})
     assert some.waiting_s(1.0, 1e9, {"F": 60.0}) == some.waiting_s(1.0, 1e9, {})
     assert some.waiting_s(1.0, 1e9, {}) - some.waiting_s(1.0, 1e9, {"B": 60.0}) == pytest.approx(3 * 60)
@@ -97,7 +105,24 @@ def test_copies_of_one_direction_that_are_under_way_together_share_the_link():
     text = HLO.replace(read, twice).replace(
         "%read-done", "%again-done = f32[2,8]{1,0} fusion-done(%again-start)\n  %read-done"
     )
-    assert sorted(host_copies(text).spans) == [("", 3, 32, 0), ("", 3, 64, 0), ("", 3, 128, 0)]
+    copies = host_copies(text)
+    assert [sized(one) for one in copies.together] == [[(32, 0)], [(64, 0), (64, 0)], [(64, 0)]]
+    assert copies.waiting_s(1.0, 1.0, {}) == 3 * (32 + 128 + 64)
+
+
+def test_copies_of_both_directions_run_at_the_same_time():
+    """A write of 64 bytes starts before a fetch of as many; both wait for the longer one, with a product between."""
+    shapes = "((f32[4,8]{1,0:S(5)}, f32[2,8]{1,0}), f32[4,8]{1,0:S(5)}, u32[])"
+    start = f"  %out-start = {shapes} fusion-start(%a, %b), calls=%w\n"
+    done = "  %out-done = f32[4,8]{1,0:S(5)} fusion-done(%out-start)\n  ROOT %copy.1"
+    text = HLO.replace(READ, start + READ + PRODUCT).replace("  ROOT %copy.1", done)
+    (_, both, _) = host_copies(text).together
+    assert [event.goes_out for event in both.events if event.size_bytes] == [True, False]
+    assert both.waiting_s(1.0, 1e9, 0.0) == pytest.approx(64)
+    assert both.waiting_s(1.0, 2 * 4 * 8 * 16 / 10, 20.0) == pytest.approx(64 - 10 - 20)
+    # Of one direction they would run one after the other.
+    one_way = both._replace(events=tuple(event._replace(goes_out=True) for event in both.events))
+    assert one_way.waiting_s(1.0, 1e9, 0.0) == pytest.approx(128)
 
 
 def test_a_loop_of_at_most_one_iteration_counts_as_often_as_its_iterations():

@@ -37,7 +37,7 @@ def test_parts_and_stages_add_up_to_the_predicted_step(groups):
         assert spent == pytest.approx(figures.simulation.step_s)
         assert sum(stage.hbm.values()) == stage.hbm_bytes == figures.found.memory.hbm_bytes
     idle = sum(stage.idle_s for stage in figures.stages) / len(figures.stages)
-    assert idle == pytest.approx(figures.parts["bubble"] + figures.parts["copies"])
+    assert idle == pytest.approx(sum(figures.parts[name] for name in ("bubble", "copies", "waits")))
 
 
 def test_the_parts_answer_to_their_causes():

@@ -24,6 +24,7 @@ from sppo_jax.fit.predicates import Predicates
 from sppo_jax.fit.products import PRODUCT, Products
 from sppo_jax.fit.runs import runs_of
 from sppo_jax.fit.shapes import SHAPE, array_bytes
+from sppo_jax.predict.loop_waits import loop_wait_s
 
 _DONE = re.compile(r"-done\(%([\w.\-]+)")
 _SLICE = re.compile(r" dynamic-(?:update-)?slice\(")
@@ -34,27 +35,60 @@ _TICK = re.compile(r'op_name="[^"]*?/(forward|backward|head)_tick')
 _HOST, _COUNTED = "S(5)", "dynamic_slice_config"
 
 
-class Span(NamedTuple):
-    """Copies of one direction that are under way together, and what they have time for.
+class Event(NamedTuple):
+    """A start or an end of a copy.
+
+    Args:
+        product_flops: of the matrix products since the event before, at least; see `Products`.
+        copy: the number of the copy among those under way together.
+        goes_out: its direction.
+        size_bytes: of a start, what is copied; 0: an end.
+    """
+
+    product_flops: int
+    copy: int
+    goes_out: bool
+    size_bytes: int
+
+
+class Together(NamedTuple):
+    """Copies of both directions that are under way together, and what they have time for.
 
     Args:
         kind: of the tick they run in: "F", "B" or "H"; "" where the text does not say.
         times: how often they run.
-        copied_bytes: of one time.
-        product_flops: of the matrix products between their start and their end, at least; see `Products`.
+        events: their starts and ends, in order.
     """
 
     kind: str
     times: float
-    copied_bytes: int
-    product_flops: int
+    events: tuple[Event, ...]
+
+    def waiting_s(self, link_bytes_s: float, flops_s: float, attention_s: float) -> float:
+        """Returns the seconds for which compute waits for ends; arguments as of `HostCopies.waiting_s`.
+
+        Each direction has an engine that makes one copy after another. Attention is where most products are.
+        """
+        longest = max(self.events, key=lambda event: event.product_flops)
+        now, waiting, free, ends = 0.0, 0.0, {True: 0.0, False: 0.0}, {}
+        for event in self.events:
+            now += event.product_flops / flops_s + (attention_s if event is longest and event.product_flops else 0.0)
+            if event.size_bytes:
+                free[event.goes_out] = max(now, free[event.goes_out]) + event.size_bytes / link_bytes_s
+                ends[event.copy] = free[event.goes_out]
+            else:
+                waiting += max(0.0, ends[event.copy] - now)
+                now = max(now, ends[event.copy])
+        return waiting
 
 
 class LoopWait(NamedTuple):
     """Writes to the host by DMA that are under way together, and for whose end a loop's predicate waits.
 
     Args:
-        kind, times, copied_bytes, product_flops: as of a `Span`.
+        kind, times: as of `Together`.
+        copied_bytes: of one time.
+        product_flops: of the matrix products between their start and their end, at least; see `Products`.
         flops_before: of the matrix products between their start and the first such loop, at least.
     """
 
@@ -76,7 +110,7 @@ class HostCopies:
             the text tells of no offset whether a counter tells it, as for TPUs.
         loops_unknown: loops of whose iterations neither the text nor the caller says anything; each counts as one
             iteration.
-        spans: of all copies.
+        together: all copies.
         optimizer_bytes: of all these, what belongs to parameters, moments and gradients on the host; all of it is
             exposed.
         loop_waits: of the writes for which a loop's predicate waits.
@@ -86,7 +120,7 @@ class HostCopies:
     exposed_bytes: int
     kernel_bytes: int | None
     loops_unknown: int
-    spans: tuple[Span, ...]
+    together: tuple[Together, ...]
     optimizer_bytes: int = 0
     loop_waits: tuple[LoopWait, ...] = ()
 
@@ -106,8 +140,7 @@ class HostCopies:
         seconds = 0.0
         for kind, times, copied, product, before in self.loop_waits:
             beside = product / flops_s + attention_s.get(kind, 0.0) if product else 0.0
-            copying = copied / link_bytes_s
-            seconds += times * (max(0.0, copying - before / flops_s) - max(0.0, copying - beside))
+            seconds += times * loop_wait_s(copied / link_bytes_s, before / flops_s, beside)
         return seconds
 
     def waiting_s(self, link_bytes_s: float, flops_s: float, attention_s: Mapping[str, float]) -> float:
@@ -119,11 +152,9 @@ class HostCopies:
             attention_s: seconds of attention in a tick of each kind, at least. It counts where products do, because
                 the same layers have both.
         """
-        waiting = 0.0
-        for kind, times, copied, product in self.spans:
-            beside = product / flops_s + attention_s.get(kind, 0.0) if product else 0.0
-            waiting += times * max(0.0, copied / link_bytes_s - beside)
-        return waiting
+        return sum(
+            one.times * one.waiting_s(link_bytes_s, flops_s, attention_s.get(one.kind, 0.0)) for one in self.together
+        )
 
 
 def host_copies(
@@ -139,7 +170,7 @@ def host_copies(
     """
     computations, entry = computations_of(hlo_text)
     totals: dict[bool, float] = defaultdict(float)
-    products, spans, waits = Products(computations), [], []
+    products, together, waits = Products(computations), [], []
     predicates = Predicates(computations, products, graphed or frozenset())
     by_kernels, by_optimizer = 0.0, 0.0
     runs = runs_of(computations, entry, _HOST, turn_shares or {})
@@ -151,9 +182,8 @@ def host_copies(
             totals[any(holds(x, PRODUCT, computations) for x in lines[copy.begin + 1 : copy.end])] += size
             by_kernels += size if _is_kernel(copy.line, computations) else 0
             by_optimizer += size if _OPTIMIZER.search(copy.line) else 0
-        spans += [
-            Span(_kind(lines[begin]), times, size, products.flops(lines[begin:end]))
-            for begin, end, size in _together(copies)
+        together += [
+            Together(_kind(lines[some[0].begin]), times, _events(some, lines, products)) for some in _under_way(copies)
         ]
         if graphed is not None:
             writes = [copy for copy in copies if copy.goes_out and not _is_kernel(copy.line, computations)]
@@ -163,7 +193,7 @@ def host_copies(
         exposed_bytes=round(totals[False]),
         kernel_bytes=round(by_kernels) if _COUNTED in hlo_text else None,
         loops_unknown=runs.unknown,
-        spans=tuple(spans),
+        together=tuple(together),
         optimizer_bytes=round(by_optimizer),
         loop_waits=tuple(waits),
     )
@@ -217,6 +247,31 @@ def _writes_host(line: str) -> bool:
     """Returns whether the last array that an instruction returns is on the host."""
     layouts = [layout for _, _, layout in SHAPE.findall(line.partition(", metadata=")[0]) if layout]
     return bool(layouts) and _HOST in layouts[-1]
+
+
+def _under_way(copies: list[_Copy]) -> Iterator[list[_Copy]]:
+    """Yields the copies of a computation that are under way together, in the order of their starts."""
+    some: list[_Copy] = []
+    for copy in sorted(copies):
+        if some and copy.begin >= max(one.end for one in some):
+            yield some
+            some = []
+        some.append(copy)
+    if some:
+        yield some
+
+
+def _events(copies: list[_Copy], lines: list[str], products: Products) -> tuple[Event, ...]:
+    """Returns the starts and ends of copies that are under way together."""
+    found = []
+    for number, copy in enumerate(copies):
+        found += [(copy.begin, number, _moved_bytes(copy.line)), (copy.end, number, 0)]
+    events, last = [], copies[0].begin
+    # A copy without start and done ends where it begins.
+    for line, number, size in sorted(found, key=lambda one: (one[0], one[1], -one[2])):
+        events.append(Event(products.flops(lines[last:line]), number, copies[number].goes_out, size))
+        last = line
+    return tuple(events)
 
 
 def _together(copies: list[_Copy]) -> Iterator[tuple[int, int, int]]:

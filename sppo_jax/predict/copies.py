@@ -3,10 +3,19 @@
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.predict import waiting
 from sppo_jax.predict.costs import CostModel
+from sppo_jax.predict.loop_waits import Write, flops_before_loops, has_unknown_loops
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.stash_bytes import fetched_bytes, token_bytes
 from sppo_jax.program.stash import merged_classes, slot_bytes, stash_classes
 from sppo_jax.schedule.table import Table
+
+
+def tick_copies(
+    table: Table, shape: MemoryShape, stash: StashPlan, costs: CostModel
+) -> tuple[tuple[float, ...], tuple[Write, ...]]:
+    """Returns what `simulate` asks for about the copies of each tick: `copy_seconds` and `loop_writes`."""
+    given = table, shape, stash, costs
+    return copy_seconds(*given), loop_writes(*given)
 
 
 def copy_seconds(table: Table, shape: MemoryShape, stash: StashPlan, costs: CostModel) -> tuple[float, ...]:
@@ -36,6 +45,33 @@ def copy_seconds(table: Table, shape: MemoryShape, stash: StashPlan, costs: Cost
     of_bundle = [of_class[number] for number in classes.of_bundle.tolist()]
     ticks = zip(table.ticks, table.tick_bundles, waiting_s, strict=True)
     return tuple(more if bundle is None else of_bundle[bundle][tick.kind] + more for tick, bundle, more in ticks)
+
+
+def loop_writes(table: Table, shape: MemoryShape, stash: StashPlan, costs: CostModel) -> tuple[Write, ...]:
+    """Returns what each tick writes to the host while it has a loop that waits; () where no loop waits.
+
+    A forward writes a stash, taken to be of its own diagonal as in `copy_seconds`. A backward writes gradient sums, if
+    these wait on the host; none of its compute counts as before its first loop. Either may write a waiting chunk.
+    """
+    if not (has_unknown_loops(shape.platform, shape.kernel) and costs.attention):
+        return ()
+    token, link_bytes_s = token_bytes(shape, stash), costs.cluster.host_link_bytes_s
+    sums_s, put_s = _weights_seconds(table, costs), waiting.put_seconds(table, shape, stash, link_bytes_s)
+    if not (token.away or sums_s or any(put_s)):
+        return ()
+    classes = stash_classes(table, stash, shape.seq)
+    merged = merged_classes(table, stash, classes)
+    of_class = [slot_bytes(merged.get(one, one), token)[1] / link_bytes_s for one in classes.distinct]
+    token_s = flops_before_loops(shape) / costs.cluster.device.linear_flops_s(costs.compute_bytes) / shape.seq
+    numbers, found = classes.of_bundle.tolist(), []
+    for tick, bundle, tokens, put in zip(table.ticks, table.tick_bundles, table.tick_tokens, put_s, strict=True):
+        if bundle is None:
+            found.append(Write())
+        elif tick.kind == "F":
+            found.append(Write(of_class[numbers[bundle]] + put, token_s * tokens))
+        else:
+            found.append(Write(sums_s + put))
+    return tuple(found)
 
 
 def _weights_seconds(table: Table, costs: CostModel) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sppo_jax.plan.parts import StashPlan
-from sppo_jax.predict.copies import copy_seconds
+from sppo_jax.predict.copies import tick_copies
 from sppo_jax.predict.costs import CostModel
 from sppo_jax.predict.documents import NUM_ROWS, Documents
 from sppo_jax.predict.shape import MemoryShape
@@ -31,8 +31,8 @@ def expected_seconds(
     """
     of_rows = [replace(costs, attended=row) for row in documents.rows]
     seconds = [one.of_chunks(table.chunk_lengths) for one in of_rows]
-    copies = copy_seconds(table, shape, stash, costs)
-    steps = [simulate(table, _drawn(seconds, step), copies).step_s for step in range(NUM_ROWS)]
+    copies = tick_copies(table, shape, stash, costs)
+    steps = [simulate(table, _drawn(seconds, step), *copies).step_s for step in range(NUM_ROWS)]
     return sum(steps) / NUM_ROWS
 
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import mul
+from operator import mul, sub
 
+from sppo_jax.predict.loop_waits import Write
 from sppo_jax.schedule.outline import all_rounds
 from sppo_jax.schedule.table import Table, TickShape, Unit
 
@@ -18,6 +19,7 @@ class Simulation:
         busy_s: seconds each stage computes units.
         peak_in_flight: most chunk stashes that each stage holds at once.
         tick_s: seconds of each tick that is written, which `outline.all_rounds` makes those of all that run.
+        waits_s: of the step, the seconds for which loops wait for writes to the host.
     """
 
     step_s: float
@@ -25,10 +27,14 @@ class Simulation:
     busy_s: tuple[float, ...]
     peak_in_flight: tuple[int, ...]
     tick_s: tuple[float, ...]
+    waits_s: float = 0.0
 
 
 def simulate(
-    table: Table, costs: Callable[[Unit, TickShape], float], least_s: Sequence[float] | None = None
+    table: Table,
+    costs: Callable[[Unit, TickShape], float],
+    least_s: Sequence[float] | None = None,
+    writes: Sequence[Write] = (),
 ) -> Simulation:
     """Runs the table in lock-step: a tick lasts as long as its slowest unit, and padding is computed like tokens.
 
@@ -48,12 +54,18 @@ def simulate(
         table: a checked table, or an outline.
         costs: seconds of a unit, given the unit and the shape of its tick.
         least_s: seconds that each tick takes at least, for what goes on behind it; None: nothing does.
+        writes: what each tick writes to the host while it has a loop that waits; (): none does.
     """
     tick_s: list[float] = []
     unit_s: list[list[float]] = []
     for tick, shape, least in zip(table.ticks, table.tick_shapes, least_s or [0.0] * len(table.ticks), strict=True):
         unit_s.append([0.0 if unit is None else costs(unit, shape) for unit in tick.units])
         tick_s.append(max(least, max(unit_s[-1])))
+    free_s, waits_s = tick_s, 0.0
+    if writes:
+        waiting_s = [one.tick_s(max(of_units)) for one, of_units in zip(writes, unit_s, strict=True)]
+        tick_s = list(map(max, free_s, waiting_s))
+        waits_s = sum(map(mul, map(sub, tick_s, free_s), table.tick_rounds))
     # One by one, so that an outline takes to the last bit what its table does.
     step_s = sum(all_rounds(tick_s, table.repeats))
     rounds = table.tick_rounds
@@ -65,4 +77,5 @@ def simulate(
         busy_s=tuple(busy_s),
         peak_in_flight=table.in_flight,
         tick_s=tuple(tick_s),
+        waits_s=waits_s,
     )

@@ -59,5 +59,13 @@ def copy_seconds(table: Table, shape: MemoryShape, stash: StashPlan, link_bytes_
     return tuple(one_s * ((index in room.puts) + (index in room.takes)) for index in range(len(table.ticks)))
 
 
+def put_seconds(table: Table, shape: MemoryShape, stash: StashPlan, link_bytes_s: float) -> tuple[float, ...]:
+    """Returns the seconds for which each tick copies a chunk to the host."""
+    if stash.waiting == "keep":
+        return (0.0,) * len(table.ticks)
+    room, one_s = waiting_room(table), chunk_bytes(table, shape) / link_bytes_s
+    return tuple(one_s * (index in room.puts) for index in range(len(table.ticks)))
+
+
 def _chunk_tokens(table: Table, shape: MemoryShape) -> int:
     return -(-table.most_tokens // shape.seq)

@@ -55,6 +55,10 @@ class Because(Enum):
     OPTIMIZER = "with parameters and moments in device memory, no plan fits or a step takes longer{whom}"
     # Of the stash and of dK and dV.
     LATE = "keeping the attention outputs of {chunks} in the remaining memory saves {gain:.1%} of the step{whom}"
+    WAITS = (
+        "{rival} would take {gain:.1%} less time than this plan{whom}, if no loop of attention waited for its copies "
+        "to the host: these waits are {waits:.1%} of its step"
+    )
     NOT_ON_HOST = "neither layer inputs nor attention outputs are offloaded"
     SHARE_ASKED = "the config asks for {share}"
     HIDDEN_SHARE = "this is the largest share whose copy at {rate_gb_s:.3g} GB/s overlaps with the chunk's own forward"

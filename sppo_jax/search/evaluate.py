@@ -12,7 +12,7 @@ from sppo_jax.hardware.cluster import Cluster
 from sppo_jax.hardware.tpu_chips import num_blocks
 from sppo_jax.plan.parts import MeshShape, PlannedFor, Predicted, SchedulePlan, StashPlan, model_shape
 from sppo_jax.plan.plan import Plan, schedule_table
-from sppo_jax.predict.copies import copy_seconds
+from sppo_jax.predict.copies import tick_copies
 from sppo_jax.predict.costs import CostModel
 from sppo_jax.predict.documents import Documents
 from sppo_jax.predict.expected import expected_seconds
@@ -229,7 +229,7 @@ def memory_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> Mem
 
 
 def simulation_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> Simulation:
-    """Returns the step that the planner simulated for a plan, host copies charged."""
+    """Returns the step that the planner simulated for a plan, host copies and loops that wait for them charged."""
     shape = shape_of_plan(plan, config, cluster)
     return _simulate(plan.outline(), costs_of(plan, config, cluster), shape, plan.stash)
 
@@ -255,7 +255,7 @@ def _costs_of(candidate: Candidate, table: Table) -> CostModel:
 
 
 def _simulate(table: Table, costs: CostModel, shape: MemoryShape, stash: StashPlan) -> Simulation:
-    return simulate(table, costs.of_chunks(table.chunk_lengths), copy_seconds(table, shape, stash, costs))
+    return simulate(table, costs.of_chunks(table.chunk_lengths), *tick_copies(table, shape, stash, costs))
 
 
 def outline_of(candidate: Candidate) -> Table:

@@ -1,12 +1,13 @@
 """What a finished search tells: why each choice was made, next to its rivals, and the plans that lost."""
 
 import dataclasses
+import heapq
 from collections.abc import Callable, Hashable, Iterator
 from typing import NamedTuple
 
 from sppo_jax.hardware import usable_bytes, usable_host_bytes
 from sppo_jax.search.because import Because, joined
-from sppo_jax.search.evaluate import Outcome, by_seconds, evaluate
+from sppo_jax.search.evaluate import Outcome, by_seconds, evaluate, size
 from sppo_jax.search.frontier import TIE, Fastest, Filter, Frontier, TooLarge, candidate_of
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.partitions import Candidate, Partition
@@ -19,6 +20,8 @@ from sppo_jax.units import format_bytes
 _MOST_TOO_LARGE, _TOO_LARGE_TRIED, _SLOWER_TRIED = 2, 6, 10
 # What is no difference, and how many rivals of a choice are simulated.
 _SAME, _RIVALS_TRIED = 5e-4, 12
+# How many choices that send more to the host are tried to find one that loses because loops wait.
+_WAITS_TRIED = 4
 
 
 class Rival(NamedTuple):
@@ -165,10 +168,41 @@ def reasons_of(results: Results) -> dict[str, str]:
         reasons["chunks"] = joined(few, reasons["chunks"])
     why = schedule_reason(candidate.partition)
     reasons["schedule"] = joined(why, _order_reason(results), reasons["schedule"])
+    reasons["stash"] = joined(reasons["stash"], _waits_reason(results))
     reasons |= _way_reasons(results)
     if results.best is not None and chosen.step_s > results.best.step_s:
         reasons["tie"] = _tie_reason(results.best, chosen)
     return {key: reason for key, reason in reasons.items() if reason}
+
+
+def _waits_reason(results: Results) -> str:
+    """Returns which places send more to the host and lose because loops wait for it; empty where none does."""
+    frontier, chosen = results.fastest.frontier, results.chosen
+    if results.best is None or not frontier.seconds.has_loops:
+        return ""
+    for tried in _that_send_more(frontier, chosen):
+        waits_s = tried.simulation.waits_s
+        gain = 1 - (tried.step_s - waits_s) / chosen.step_s
+        if gain >= _SAME:
+            rival, share = "/".join(tried.candidate.places), waits_s / tried.step_s
+            return Because.WAITS(rival=rival, gain=gain, waits=share, whom=results.request.whom)
+    return ""
+
+
+def _that_send_more(frontier: Frontier, chosen: Outcome) -> Iterator[Outcome]:
+    """Yields a few outcomes that fit on the chosen mesh and have more on the host, by bounds without any waits."""
+    mesh, sent = chosen.candidate.layout.mesh, chosen.candidate.places.count("host")
+    limit_s = chosen.step_s * (1 - _SAME)
+    bounds = (
+        (frontier.seconds.of_uncut(one.partition, one.places, waits=False), number, one)
+        for number, one in enumerate(frontier.that_may_fit(lambda layout: layout.mesh == mesh))
+        if one.places.count("host") > sent
+    )
+    for _, _, one in heapq.nsmallest(_WAITS_TRIED, (bound for bound in bounds if bound[0] < limit_s)):
+        decided = one if one.kv else one._replace(kv=one.partition.kv(one.places)[0])
+        sized = frontier.attempt(size, decided)
+        if sized is not None and sized.memory.fits(frontier.request.cluster):
+            yield evaluate(decided, sized)
 
 
 def float32_reason(candidate: Candidate) -> str:

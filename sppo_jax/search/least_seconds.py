@@ -13,6 +13,7 @@ from sppo_jax.schedule.outline import all_rounds, round_of
 from sppo_jax.schedule.table import Repeat
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.least_memory import stash_of
+from sppo_jax.search.least_waits import LeastWaits
 from sppo_jax.search.offload import Places
 from sppo_jax.search.partitions import Partition
 from sppo_jax.search.request import Request
@@ -155,26 +156,37 @@ class LeastSeconds:
     """
 
     def __init__(self, request: Request) -> None:
-        self.request, self._times = request, UnitTimes()
+        self.request, self._times, self._waits = request, UnitTimes(), LeastWaits(request)
         self._uncut: dict[tuple, _Uncut] = {}
         self._streams: dict[tuple, float] = {}
         self._of_kv: dict[tuple, float] = {}
 
     def of_layout(self, layout: Layout, places: Places, span: Span) -> float:
         """Returns about the least seconds of a step with any of the partitions of a layout that `span` tells of."""
-        uncut, waits, (least, most) = self._uncut_of(layout, places), layout.mesh.pipe - 1, span.further
-        fill_s = span.drains * waits * (uncut.unit_s + most * uncut.more_unit_s) / span.most_chunks
-        return _MARGIN * (uncut.stage_s + least * uncut.more_s + fill_s)
+        uncut, fills, (least, most) = self._uncut_of(layout, places), layout.mesh.pipe - 1, span.further
+        fill_s = span.drains * fills * (uncut.unit_s + most * uncut.more_unit_s) / span.most_chunks
+        return _MARGIN * (uncut.stage_s + least * uncut.more_s + fill_s + self._waits.of_layout(layout, places))
 
-    def of_uncut(self, partition: Partition, places: Places) -> float:
+    @property
+    def has_loops(self) -> bool:
+        """Whether loops may wait for writes to the host."""
+        return self._waits.has_loops
+
+    def of_uncut(self, partition: Partition, places: Places, *, waits: bool = True) -> float:
         """Returns about the least seconds of a step, from an uncut sequence and what every chunk adds at least.
 
         No chunks take less together than their sequence uncut, and the pipeline fills with one that takes their mean.
+
+        Args:
+            partition: the partition.
+            places: of the stash.
+            waits: whether loops wait for writes to the host.
         """
-        uncut, waits = self._uncut_of(partition.layout, places), partition.layout.mesh.pipe - 1
+        uncut, fills = self._uncut_of(partition.layout, places), partition.layout.mesh.pipe - 1
         further = _further(partition)
-        fill_s = partition.drains * waits * (uncut.unit_s + further * uncut.more_unit_s) / partition.num_chunks
-        return _MARGIN * (uncut.stage_s + further * uncut.more_s + fill_s)
+        waits_s = self._waits.of_uncut(partition, places) if waits else 0.0
+        fill_s = partition.drains * fills * (uncut.unit_s + further * uncut.more_unit_s) / partition.num_chunks
+        return _MARGIN * (uncut.stage_s + further * uncut.more_s + fill_s + waits_s)
 
     def of_partition(self, partition: Partition, places: Places, alpha: object, kv: str = "keep") -> float:
         """Returns the least seconds of a step with a partition's chunks: their ticks, each padded to a shape alone.
@@ -190,12 +202,16 @@ class LeastSeconds:
         copied = max(0, partition.num_chunks - 3) if layout.sequences == 1 and alpha == "all" else 0
         bytes_a_token = token_bytes(layout.shape, stash_of(places, "float32")).away
         copy_s = bytes_a_token / layout.mesh.seq / self.request.cluster.host_link_bytes_s
-        total = self._times.overhead_s(layout)
+        forward_s = self._times.of_chunks(layout, places, "F", partition.padded_chunks)[1]
+        waits_s = self._waits.of_partition(partition, places, alpha, min(forward_s))
+        total = self._times.overhead_s(layout) + waits_s
         for kind in "FB":
+            # A forward that waits for its copies lasts at least as long as they do.
+            num_copied = 0 if kind == "F" and waits_s else copied
             # What is recomputed changes the backwards alone.
-            key = partition, kind, recomputed(places) if kind == "B" else (), copy_s if copied > 0 else 0.0
+            key = partition, kind, recomputed(places) if kind == "B" else (), copy_s if num_copied > 0 else 0.0
             if key not in self._streams:
-                copies = [copy_s * tokens for _, _, tokens in partition.padded_chunks[:copied]]
+                copies = [copy_s * tokens for _, _, tokens in partition.padded_chunks[:num_copied]]
                 self._streams[key] = self._stream_s(partition, places, kind, copies)
             total += partition.drains * self._streams[key]
         heads_s = sum(self._times.of_chunks(layout, places, "H", partition.padded_chunks)[0])

@@ -10,7 +10,7 @@ from sppo_jax.models.counts import flops_per_token
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.stall_limit import AUTO
-from sppo_jax.predict.copies import copy_seconds
+from sppo_jax.predict.copies import tick_copies
 from sppo_jax.predict.costs import CostModel, without_scores
 from sppo_jax.predict.documents import Documents
 from sppo_jax.predict.shape import MemoryShape
@@ -42,6 +42,7 @@ PARTS = (
     "overhead",
     "padding",
     "copies",
+    "waits",
     "bubble",
     "update",
 )
@@ -148,10 +149,10 @@ def figures_of(found: Found, config: Config, documents: Documents | None = None,
     plan, outline = found.plan, found.plan.outline()
     costs, shape = costs_of(plan, config), shape_of_plan(plan, config)
     seconds_of = costs.of_chunks(outline.chunk_lengths)
-    copies = copy_seconds(outline, shape, plan.stash, costs)
-    step = simulate(outline, seconds_of, copies)
+    copies = tick_copies(outline, shape, plan.stash, costs)
+    step = simulate(outline, seconds_of, *copies)
     table = drawn_table(plan)
-    simulation = simulate(table, seconds_of, copy_seconds(table, shape, plan.stash, costs))
+    simulation = simulate(table, seconds_of, *tick_copies(table, shape, plan.stash, costs))
     stashed = unit_bytes(table, shape, plan.stash)
     step_s = plan.predicted.step_s
     tokens_s = plan.sequence_length * plan.sequences_per_pipeline * plan.mesh.data / step_s
@@ -215,7 +216,7 @@ def step_parts(table: Table, costs: CostModel, simulation: Simulation, step_s: f
     Args:
         table: the schedule, or its outline.
         costs: seconds of units.
-        simulation: its run, with the copies to the host.
+        simulation: its run, with the copies to the host and the loops that wait for them.
         step_s: seconds of the step.
 
     Returns:
@@ -243,7 +244,8 @@ def step_parts(table: Table, costs: CostModel, simulation: Simulation, step_s: f
         parts["linear"] += share * (without_states_s - rest_s)
         parts["sums"] += share * rest_s
     uncopied = simulate(table, costs.of_chunks(table.chunk_lengths))
-    parts["copies"] = simulation.step_s - uncopied.step_s
+    parts["waits"] = simulation.waits_s
+    parts["copies"] = max(0.0, simulation.step_s - simulation.waits_s - uncopied.step_s)
     parts["bubble"] = uncopied.step_s - sum(uncopied.busy_s) / table.num_stages
     parts["update"] = step_s - simulation.step_s
     return dict(sorted(parts.items(), key=lambda item: -item[1]))

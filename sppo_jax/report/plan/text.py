@@ -112,9 +112,10 @@ def _cells(spent: list[dict[str, float]]) -> str:
 
 
 def copies_text(figures: Figures) -> str:
-    """Returns the seconds that a device's link to its host is busy, and those that are exposed."""
-    exposed, step_s = figures.parts["copies"], figures.plan.predicted.step_s
+    """Returns the seconds that a device's link to its host is busy, those exposed, and those that loops wait."""
+    exposed, waits, step_s = figures.parts["copies"], figures.parts["waits"], figures.plan.predicted.step_s
     overlap = f"{seconds(exposed, step_s)} s of it exposed" if exposed > 1e-9 else "all overlapped with compute"
+    overlap += f", and loops of attention wait for it for {seconds(waits, step_s)} s" if waits > 1e-9 else ""
     out, back = (f"{seconds(busy, step_s)} s" for busy in figures.link_busy_s)
     ways = f"{out} each way" if out == back else f"{out} to the host and {back} back"
     of_optimizer_s = figures.costs.host_update_s()

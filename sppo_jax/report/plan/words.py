@@ -23,6 +23,7 @@ PART_NAMES = {
     "overhead": "tick overhead",
     "padding": "padding",
     "copies": "host copies, exposed",
+    "waits": "waits for host copies",
     "bubble": "waiting (bubble)",
     "update": "gradient sum and optimizer",
 }

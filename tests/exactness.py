@@ -60,6 +60,7 @@ def small_plan(
     ring_pass="auto",
     kernel="blockwise",
     groups="static",
+    sequence_documents="many",
     wave=1,
     shapes=(),
     weights="resident",
@@ -100,6 +101,7 @@ def small_plan(
         ring_pass=ring_pass,
         kernel=kernel,
         groups=groups,
+        sequence_documents=sequence_documents,
         weights=weights,
         optimizer=optimizer,
     )

@@ -13,7 +13,7 @@ import pytest
 
 from sppo_jax.attention import cudnn, flash
 from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
-from sppo_jax.attention.spans import find_spans
+from sppo_jax.attention.spans import NOTHING_KNOWN, Known, find_spans
 from sppo_jax.attention.tags import Tags, visible
 from sppo_jax.dtypes import accumulator
 
@@ -32,6 +32,8 @@ PATTERNS = {
     "48 merges": (24500, 64, (24564,), 0.0, 512),
     "16 merges, LSE below -88.7": (8192, 64, (8200, 40), 7.0, 512),
     "padding alone": (0, 16, (), 0.0, 32768),
+    "one document, then padding": (0, 192, (150,), 0.0, 32768),
+    "documents, then padding": (0, 192, (100, 30, 1), 0.0, 32768),
 }
 # A pattern and a window: shorter and longer than documents, than the chunk, than the prefix.
 WINDOWS = {
@@ -57,11 +59,24 @@ def draw(pattern, dtype):
     return *floats, jnp.asarray(documents), prefix
 
 
-def by_calls(q, k, v, dout, documents, start, window=0):
+# A pattern, a window, and what is known of it while tracing.
+KNOWN = {
+    "a document that begins in the chunk": ("one document, then padding", 0, Known(False, True)),
+    "padding alone": ("padding alone", 0, Known(False, True)),
+    "padding alone in a window": ("padding alone", 4, Known(True, True)),
+    "documents that begin in the chunk": ("documents, then padding", 0, Known(False, False)),
+    "documents that begin in the chunk, in a window": ("documents, then padding", 50, Known(False, False)),
+    "one document with a past": ("length % 128 = 64 and LSE below -88.7", 0, Known(True, True)),
+    "one document with a past in a window": ("length % 128 = 64 and LSE below -88.7", 100, Known(True, True)),
+}
+KNOWN_IN_CI = "a document that begins in the chunk", "padding alone in a window"
+
+
+def by_calls(q, k, v, dout, documents, start, window=0, known=NOTHING_KNOWN):
     """Returns out, LSE, dq, dk, dv by the fused kernel's calls."""
     tags = Tags(jnp.arange(len(documents), dtype=jnp.int32), documents)
     queries = Tags(*(x[start:] for x in tags))
-    spans = find_spans(queries.documents, documents, start, False, window)
+    spans = find_spans(queries.documents, documents, start, False, window, known)
     prefix, mask = Prefix(k, v, ()), Mask(queries, tags, spans, window)
     out, lse = flash.forward(q, prefix, mask)
     zeros = Gradients(*(jnp.zeros(x.shape, accumulator(x.dtype)) for x in (k, v)))
@@ -69,7 +84,7 @@ def by_calls(q, k, v, dout, documents, start, window=0):
     return out, lse, dq, *grads
 
 
-def plain(q, k, v, dout, documents, start, window=0):
+def plain(q, k, v, dout, documents, start, window=0, known=None):
     """Returns the same by one softmax and autodiff."""
     tags = Tags(jnp.arange(len(documents), dtype=jnp.int32), documents)
     mask_TS = visible(Tags(*(x[start:] for x in tags)), tags, window)
@@ -123,9 +138,21 @@ def test_bands_are_plain_attention_in_a_window(name, x64, dirty):
     assert_plain(PATTERNS[pattern], "float64", window)
 
 
-def assert_plain(pattern, dtype, window=0):
+@pytest.mark.parametrize(
+    "name",
+    [
+        *KNOWN_IN_CI,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in KNOWN if name not in KNOWN_IN_CI),
+    ],
+)
+def test_what_is_known_while_tracing_changes_no_value(name, x64, dirty):
+    pattern, window, known = KNOWN[name]
+    assert_plain(PATTERNS[pattern], "float64", window, known)
+
+
+def assert_plain(pattern, dtype, window=0, known=NOTHING_KNOWN):
     arrays = draw(pattern, dtype)
-    got, want = (jax.jit(f, static_argnums=(5, 6))(*arrays, window) for f in (by_calls, plain))
+    got, want = (jax.jit(f, static_argnums=(5, 6, 7))(*arrays, window, known) for f in (by_calls, plain))
     lse, want_lse = np.asarray(got[1]), np.asarray(want[1])
     sees = np.isfinite(want_lse)
     if pattern[3] and not window:

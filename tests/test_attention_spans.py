@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from team_cases import deal
 
-from sppo_jax.attention.spans import find_spans, find_team_spans, shift_rows
+from sppo_jax.attention.spans import Known, find_spans, find_team_spans, shift_rows
 from sppo_jax.attention.tags import Tags, visible
 
 
@@ -27,10 +27,11 @@ def random_tags(rng, length):
 
 def covered(spans, num_queries, num_keys, window=None):
     mask = np.zeros((num_queries, num_keys), int)
-    begin, keys = int(spans.past_begin), int(spans.past_keys)
-    mask[: int(spans.past_queries), begin : begin + keys] += 1
+    if spans.past is not None:
+        queries, begin, keys = map(int, spans.past)
+        mask[:queries, begin : begin + keys] += 1
     for d in range(int(spans.num_documents)):
-        at, queries, begin, keys = (int(x[d]) for x in spans[4:])
+        at, queries, begin, keys = (int(x[d]) for x in spans[2:])
         for i in range(queries):
             first = max(0, i + 1 - window) if window else 0
             assert first < keys or not keys, "a query of a call sees a key"
@@ -56,7 +57,35 @@ def test_spans_are_the_mask(members, window):
         spans = find(queries.documents, keys.documents, jnp.int32(start), other > me, window=window)
         want = visible(Tags(*map(jnp.asarray, queries)), Tags(*map(jnp.asarray, keys)), window * members)
         np.testing.assert_array_equal(covered(spans, size, 12 + size, window), np.asarray(want).astype(int))
-        assert not window or int(spans.past_keys) == 0 <= int(spans.key_count.max()) <= size + window
+        assert not window or (spans.past is None and 0 <= int(spans.key_count.max()) <= size + window)
+
+
+@pytest.mark.parametrize("known", [Known(False, False), Known(True, True), Known(False, True)], ids=str)
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("window", [0, 3])
+def test_spans_of_what_is_known_while_tracing_are_the_mask(known, members, window):
+    """Chunks that begin their sequence, sequences of one document, or both; some chunks are padding alone."""
+    rng, find = np.random.default_rng(members), jax.jit(find_spans, static_argnames=("window", "known"))
+    met = set()
+    for _ in range(20):
+        length, size = 12 * members, 4
+        documents, positions = random_tags(rng, length)
+        if known.one_document:
+            first, end = np.sort(rng.integers(0, length + 1, 2))
+            positions[:] = np.arange(length)
+            documents[:] = np.where((positions >= first) & (positions < end), 5, -1)
+        stripes = [Tags(positions[m::members], documents[m::members]) for m in range(members)]
+        start = 4 * int(rng.integers(0, 3)) if known.has_past else 0
+        me, other = (int(x) for x in rng.integers(0, members, 2))
+        queries = Tags(*(x[start : start + size] for x in stripes[me]))
+        keys = Tags(*(np.pad(x, (0, size), constant_values=-1) for x in stripes[other]))
+        spans = find(queries.documents, keys.documents, jnp.int32(start), other > me, window=window, known=known)
+        want = visible(Tags(*map(jnp.asarray, queries)), Tags(*map(jnp.asarray, keys)), window * members)
+        np.testing.assert_array_equal(covered(spans, size, 12 + size, window), np.asarray(want).astype(int))
+        assert (spans.past is None) == (window > 0 or not known.has_past)
+        assert spans.query_begin.shape == ((1,) if known.one_document else (size,))
+        met.add(int(spans.num_documents))
+    assert met == {0, 1} if known.one_document else max(met) > 1
 
 
 @pytest.mark.parametrize("members", [2, 4, 8])

@@ -59,6 +59,23 @@ def test_missing_keys_and_wrong_shapes(batch):
         check(batch)
 
 
+def test_a_second_document_is_refused_where_sequences_hold_one(batch):
+    rows = random_batch(np.random.default_rng(0), 2, 30, 20, documents=1, padding=4)
+    rows["document_ids"][0], rows["targets"][0] = -1, -1  # padding alone
+    check(rows, one_document=True)
+    rows["document_ids"][1, :20] += 1
+    rows["document_ids"][1, 20:26] += 4
+    message = (
+        "a sequence must hold one document at most .*, got documents 1 and 4 in sequence 1; give each document a "
+        "sequence of its own, or plan with data.pack=whole"
+    )
+    check(rows)
+    with pytest.raises(ValueError, match=message):
+        check(rows, one_document=True)
+    with pytest.raises(ValueError, match="a sequence must hold one document at most"):
+        check(batch, one_document=True)
+
+
 def test_only_the_fused_kernel_wants_documents_in_one_piece(batch):
     first = np.flatnonzero(batch["document_ids"][1] == 0)
     for key in ("document_ids", "targets"):

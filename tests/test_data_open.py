@@ -34,6 +34,25 @@ def test_text_becomes_sequences_that_decode(tmp_path):
     assert np.array_equal(data.training[3]["tokens"], data.training[0]["tokens"])
 
 
+def test_sequences_hold_one_document_if_all_of_all_sources_do(tmp_path):
+    paths = [tmp_path / name for name in ("whole.jsonl", "short.jsonl")]
+    for path, size in zip(paths, (95, 3), strict=True):  # six sequences with their last token; four documents in one
+        path.write_text("\n".join(json.dumps({"text": "x" * size}) for _ in range(20)))
+    whole, short = map(str, paths)
+    for one, source, data in (
+        (True, whole, {}),
+        (False, short, {}),
+        (True, short, {"pack": "none"}),
+        (False, {whole: 1, short: 1}, {}),
+        (True, whole, {"validation_source": whole}),
+        (False, whole, {"validation_source": short}),
+        (True, "recall", {"recall": {"pairs": 1, "distances": [4]}}),
+    ):
+        config = make_config(source, **data)
+        assert open_data(config).has_one_document == one, (source, data)
+        assert one or not config.data.has_one_document
+
+
 def held_out_warnings(path, sizes, **data):
     path.write_text("\n".join(json.dumps({"text": "x" * size}) for size in sizes))
     with warnings.catch_warnings(record=True) as caught:

@@ -80,3 +80,4 @@ def test_rows_that_are_not_filled_have_padding_behind_their_tokens(pack):
     batches = [rows[index] for index in range(len(rows))]
     assert all((batch["document_ids"][9:] == -1).all() and len(batch["tokens"]) == 12 for batch in batches)
     assert sum(int((batch["document_ids"] >= 0).sum()) for batch in batches) == 63
+    assert rows.has_one_document == all(batch["document_ids"].max() == 0 for batch in batches) == (pack == "none")

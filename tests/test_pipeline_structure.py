@@ -37,9 +37,9 @@ def arguments(plan, model):
     return nnx.state(model, nnx.Param), {key: jax.ShapeDtypeStruct(shape, jnp.int32) for key in KEYS}
 
 
-def trace(num_layers=4, **changes):
+def trace(num_layers=4, window=0, **changes):
     """Returns the plan, its program and all equations of its step, as written: CPUs add an order of collectives."""
-    plan, model = small_plan(**changes), small_model(dtype="float32", num_layers=num_layers)
+    plan, model = small_plan(**changes), small_model(dtype="float32", num_layers=num_layers, sliding_window=window)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api, "keeps_order", lambda platform: True)
         jaxpr = jax.make_jaxpr(value_and_grad(plan, model))(*arguments(plan, model))
@@ -134,6 +134,34 @@ def test_the_vocabulary_is_met_in_ticks_with_ends_and_in_no_other(schedule, sequ
     assert times["forward", "psum"] == ticks["F", True]
     assert times["backward", "all_gather"] == times["backward", "psum"] == ticks["B", True]
     assert bool(ticks["F", False]) == bool(ticks["B", False]) == (groups > 1)
+
+
+LOOPS_OF_ATTENTION = {
+    "a past, documents": (2, dict(chunks=(8, 8))),
+    "documents": (1, dict(chunks=(16,))),
+    "a past": (1, dict(chunks=(8, 8), sequence_documents="one")),
+    "nothing": (0, dict(chunks=(16,), sequence_documents="one", mesh=(1, 2, 2), kind="ring", ring_pass="kv")),
+    "documents with bands": (1, dict(chunks=(8, 8), window=4)),
+    "nothing, with bands": (0, dict(chunks=(8, 8), sequence_documents="one", window=4)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:the plan's kernel is cudnn")
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("a past, documents", "nothing") else pytest.param(name, marks=pytest.mark.slow)
+        for name in LOOPS_OF_ATTENTION
+    ],
+)
+def test_attention_loops_over_nothing_whose_count_the_plan_knows(name):
+    """Loops whose count is known are scans."""
+    loops, changes = LOOPS_OF_ATTENTION[name]
+    _, program, found = trace(**{"kernel": "cudnn", **changes})
+    calls = sum(spec.is_compute for spec in bodies(program.items))
+    ring = 2 if changes.get("kind") == "ring" else 1  # the last hop is behind its loop
+    names = Counter(item.name for item in found)
+    assert calls >= 2 and (names["while"], names["cond"]) == (loops * calls * ring, 0)
 
 
 def carried_host(found):

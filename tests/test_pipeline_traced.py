@@ -67,6 +67,29 @@ def test_a_good_batch_has_its_loss_and_any_negative_target_is_none(step):
     np.testing.assert_array_equal(f(params, batch)[0], loss)
 
 
+def test_a_second_document_is_wrong_where_sequences_hold_one():
+    """Sequences of padding alone, of a document on one device, of one on all devices, and of two on unlike devices."""
+    rows = np.array([[-1] * 4, [-1, -1, 0, -1], [3] * 4, [2, 2, 2, 3]], np.int32)
+    tokens = PartitionSpec("data", ("ring", "ulysses"))
+    mesh = inner_mesh(make_mesh(PLAN), PLAN)
+
+    def on_device(rows):
+        batch = [jnp.zeros_like(rows), jnp.where(rows < 0, -1, 0), jnp.zeros_like(rows), rows]
+        scales = [
+            traced.loss_scale([x[some] for x in batch], VOCABULARY, 4, jnp.float32, one_document=one)
+            for some, one in ((slice(0, 3), True), (slice(0, 4), True), (slice(0, 4), False))
+        ]
+        losses = traced.without_wrong(jnp.ones(rows.shape), batch, VOCABULARY, one_document=True)
+        return traced.second_documents(rows), jnp.stack(scales), losses
+
+    specs = PartitionSpec("data"), PartitionSpec(), tokens
+    f = jax.shard_map(on_device, mesh=mesh, in_specs=tokens, out_specs=specs, check_vma=False)
+    several, scales, losses = quick_jit(f)(rows)
+    assert several.ravel().tolist() == [False, False, False, True]
+    assert np.isnan(scales).tolist() == [False, True, False] and scales[0] == pytest.approx(1 / 5)
+    assert np.isnan(losses[3]).all() and not np.isnan(losses[:3]).any()
+
+
 @pytest.mark.parametrize("name", [None, *WRONG])
 def test_scores_of_a_sequence_with_a_wrong_token_are_nan(name):
     batch, mesh = {key: np.tile(x, (2, 1)) for key, x in good_batch().items()}, inner_mesh(make_mesh(PLAN), PLAN)

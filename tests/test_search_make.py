@@ -54,6 +54,19 @@ def test_planning_is_pure_and_survives_json():
     assert made.predicted.step_s > 0 and 0 < made.predicted.bubble_fraction < 1
 
 
+def test_a_plan_says_that_sequences_hold_one_document_where_the_settings_do():
+    many, one = plan(length=64), plan(length=64, data={"pack": "none"})
+    assert (many.sequence_documents, one.sequence_documents) == ("many", "one")
+    assert one.reasons["sequence_documents"] == "sequences hold one document at most: data.pack=none gives each its own"
+    assert replace(one, sequence_documents="many", reasons=many.reasons) == many
+    recall = {"source": "recall", "recall": {"pairs": 2, "distances": [8]}}
+    assert "those of the recall task" in plan(length=64, data=recall).reasons["sequence_documents"]
+    teams = plan(
+        device=make_cluster(DEVICES["cpu"], 2), sequence={"groups": "flex"}, data={"pack": "none", "fill": 0.9}
+    )
+    assert (teams.groups, teams.sequence_documents) == ("flex", "many")
+
+
 def test_planning_never_imports_jax():
     code = (
         "import sys, sppo_jax; from sppo_jax.config import config_from_dict\n"

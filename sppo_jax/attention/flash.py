@@ -7,6 +7,7 @@ Letters: T query tokens, N query heads, K key/value heads, H head dim, S keys in
 X leading buffer dims (slot, layer).
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from sppo_jax import buffers
 from sppo_jax.attention import cudnn
 from sppo_jax.attention.blockwise import merge
 from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
-from sppo_jax.attention.spans import Spans, shift_rows
+from sppo_jax.attention.spans import Past, Spans, shift_rows
 from sppo_jax.dtypes import accumulator
 from sppo_jax.program.past_tile import MAX_TILE, past_tile
 
@@ -67,10 +68,9 @@ class _Piece(NamedTuple):
         return jnp.maximum(self.num_queries, 1), jnp.maximum(self.num_keys, 1)
 
 
-def _past_piece(spans: Spans, step, tile: int) -> _Piece:
-    left = spans.past_keys - step * tile
-    begin = spans.past_begin + step * tile
-    return _Piece(0, spans.past_queries, begin, jnp.minimum(left, tile), tile, causal=False)
+def _past_piece(past: Past, step, tile: int) -> _Piece:
+    left = past.keys - step * tile
+    return _Piece(0, past.queries, past.begin + step * tile, jnp.minimum(left, tile), tile, causal=False)
 
 
 def _document_piece(spans: Spans, number, size: int, window: int) -> _Piece:
@@ -83,16 +83,22 @@ def _document_piece(spans: Spans, number, size: int, window: int) -> _Piece:
 def _for_each_piece(mask: Mask, sizes: tuple[int, int], past, document, state):
     """Calls `past(piece, state)` for each tile of the past, then `document(piece, state)` for each document.
 
+    Each is a loop whose trips the batch decides, at each of which a GPU reads its predicate. So where there is nothing
+    past there is no loop, nor where there is one document at most: of padding alone its piece has no queries.
+
     Args:
-        mask: has the spans of what the queries see; with a window there is no past besides the documents' bands.
+        mask: has the spans of what the queries see.
         sizes: keys in a tile of the past, and in the tile of a document.
         past, document: return the next state.
         state: the first state.
     """
     (tile, size), spans, window = sizes, mask.meets, mask.window
-    if not window:
-        steps = -(-spans.past_keys // tile)
-        state = lax.fori_loop(0, steps, lambda step, state: past(_past_piece(spans, step, tile), state), state)
+    if spans.past is not None:
+        piece = partial(_past_piece, spans.past, tile=tile)
+        steps = -(-spans.past.keys // tile)
+        state = lax.fori_loop(0, steps, lambda step, state: past(piece(step), state), state)
+    if spans.has_one_document:
+        return document(_document_piece(spans, 0, size, window), state)
     return lax.fori_loop(
         0,
         spans.num_documents,
@@ -132,7 +138,7 @@ def forward(q_TNH: jax.Array, prefix: Prefix, mask: Mask) -> tuple[jax.Array, ja
         lse = shift_rows(lse, piece.at, 1, -jnp.inf)
         if piece.window:
             out, lse = out[:, :num_queries], lse[:, :num_queries]
-        return merge(*state, out, lse)
+        return (out, lse) if state is None else merge(*state, out, lse)
 
     def past(piece, state):
         return add(piece, q_NTH, state)
@@ -141,7 +147,8 @@ def forward(q_TNH: jax.Array, prefix: Prefix, mask: Mask) -> tuple[jax.Array, ja
         return add(piece, shift_rows(with_room, -piece.at, 1), state)
 
     with_room = _with_room(q_NTH, mask.window)
-    state = (jnp.zeros(q_NTH.shape, acc), jnp.full(q_NTH.shape[:2], -jnp.inf, acc))
+    nothing = jnp.zeros(q_NTH.shape, acc), jnp.full(q_NTH.shape[:2], -jnp.inf, acc)
+    state = None if mask.meets.is_one_piece else nothing
     out_NTH, lse_NT = _for_each_piece(mask, _tile_sizes(q_TNH, prefix, mask.window), past, document, state)
     return out_NTH.swapaxes(0, 1), lse_NT.T
 

@@ -75,9 +75,11 @@ def from_spans(spans: Spans, num_queries: int) -> Intervals:
     is_inside = (number >= 0) & (rows < begin + count)
     lo = jnp.where(is_inside, key_begin, 0)
     hi = jnp.where(is_inside, key_begin + jnp.minimum(rows - begin + 1, key_count), 0)
-    has_past = (rows < spans.past_queries) & (spans.past_keys > 0)
-    end = spans.past_begin + spans.past_keys
-    return Intervals(jnp.where(has_past, spans.past_begin, lo), jnp.where(has_past, jnp.maximum(hi, end), hi))
+    if spans.past is None:
+        return Intervals(lo, hi)
+    has_past = (rows < spans.past.queries) & (spans.past.keys > 0)
+    end = spans.past.begin + spans.past.keys
+    return Intervals(jnp.where(has_past, spans.past.begin, lo), jnp.where(has_past, jnp.maximum(hi, end), hi))
 
 
 def within_window(intervals: Intervals, start, window: int, members: tuple = (0, 0), num_members: int = 1) -> Intervals:

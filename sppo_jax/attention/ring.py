@@ -24,7 +24,7 @@ from sppo_jax.attention.intervals import Meets, from_spans, within_window
 from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
 from sppo_jax.attention.pallas import find_meets
 from sppo_jax.attention.pallas_blocks import Target
-from sppo_jax.attention.spans import Spans, find_spans
+from sppo_jax.attention.spans import NOTHING_KNOWN, Known, Spans, find_spans
 from sppo_jax.attention.tags import BlockRange, Tags
 from sppo_jax.dtypes import accumulator
 from sppo_jax.program.ring import HOP, travelling_keys
@@ -60,6 +60,7 @@ def ring_tags(
     bound: int | None,
     window: int = 0,
     target: Target | None = None,
+    known: Known = NOTHING_KNOWN,
 ) -> RingTags:
     """Prepares the masks of a tick once for all layers.
 
@@ -72,6 +73,7 @@ def ring_tags(
         bound: with "kv", the number of keys of each member that travel; None for all.
         window: see `Mask`.
         target: what the kernel "pallas" is compiled for.
+        known: what the kernel "cudnn" need not loop over.
 
     Returns:
         The tags and where they meet. At hop j these are own queries and the keys of member me - j with "kv", and own
@@ -93,7 +95,7 @@ def ring_tags(
     def pair(other):
         own_q, own_k = (me, other) if passes == "kv" else (other, me)
         if kernel == "cudnn":
-            return find_spans(queries.documents[own_q], keys.documents[own_k], start, own_k > own_q, window)
+            return find_spans(queries.documents[own_q], keys.documents[own_k], start, own_k > own_q, window, known)
         if kernel == "pallas":
             spans = find_spans(queries.documents[own_q], keys.documents[own_k], start, own_k > own_q)
             found = from_spans(spans, queries.documents.shape[1])

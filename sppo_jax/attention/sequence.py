@@ -19,6 +19,7 @@ from sppo_jax.attention import ring, ulysses
 from sppo_jax.attention.blockwise import delta
 from sppo_jax.attention.operands import Cotangent, Gradients, Prefix
 from sppo_jax.attention.pallas_blocks import Target
+from sppo_jax.attention.spans import NOTHING_KNOWN, Known
 from sppo_jax.attention.tags import Tags
 from sppo_jax.dtypes import accumulator
 
@@ -56,7 +57,7 @@ class Split(NamedTuple):
     """How `seq` is divided, what travels on the ring in this tick ("kv" or "q"), and the kernel on one device.
 
     `window`: how many positions a query sees, its own among them; 0: all before it. `target`: what the kernel "pallas"
-    is compiled for.
+    is compiled for. `known`: what the kernel "cudnn" need not loop over.
     """
 
     ulysses: int
@@ -65,6 +66,7 @@ class Split(NamedTuple):
     kernel: str = "blockwise"
     window: int = 0
     target: Target | None = None
+    known: Known = NOTHING_KNOWN
 
 
 def cache_heads(num_kv_heads: int, num_members: int) -> int:
@@ -115,8 +117,8 @@ def chunk_tags(keys: Tags, start, length, size: int, split: Split, *, bound: int
     end = jnp.asarray(start + length, jnp.int32)
     written = jnp.arange(keys.documents.shape[1], dtype=jnp.int32) < end
     keys = Tags(keys.positions, jnp.where(written, keys.documents, -1))
-    how = dict(kernel=split.kernel, passes=split.passes, window=split.window, target=split.target)
-    return ring.ring_tags(queries, keys, start, bound=bound, **how)
+    how = dict(passes=split.passes, window=split.window, target=split.target, known=split.known)
+    return ring.ring_tags(queries, keys, start, kernel=split.kernel, bound=bound, **how)
 
 
 def prefix_block(x_TKH: jax.Array, split: Split) -> jax.Array:

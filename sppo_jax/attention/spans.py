@@ -9,6 +9,9 @@ document begins with the keys before the chunk that its first query sees, and wi
 that query i of the band still sees its keys up to i. On a ring whose R members divide the window, each pair of
 members has a band of window / R keys.
 
+Where every chunk begins its sequence there are no keys before it, and no rectangle. Where a sequence has one document
+at most there is one triangle or band, of no queries if the chunk is padding alone. Both are known while tracing.
+
 Letters: T queries of a chunk on one ring member, S keys of a member's buffer.
 """
 
@@ -24,27 +27,53 @@ from sppo_jax.attention.tags import Tags
 _FAR = 2**31 - 1
 
 
-class Spans(NamedTuple):
-    """The rectangle and the triangles of a chunk's queries and one member's keys; int32, scalars or [T] by document.
+class Known(NamedTuple):
+    """What is known of every chunk while tracing: whether keys may lie before it, and whether it has one document."""
 
-    `past_*`: the first `past_queries` queries see `past_keys` keys from `past_begin` on. Document d of `num_documents`
-    in the chunk has `query_count[d]` queries from `query_begin[d]` on and `key_count[d]` keys from `key_begin[d]` on;
-    its query i sees its keys 0..i, or the last of these that a window holds. Query rows count from the chunk's start,
-    where a band may begin before row 0; keys count from the buffer's start.
+    has_past: bool = True
+    one_document: bool = False
+
+
+NOTHING_KNOWN = Known()
+
+
+class Past(NamedTuple):
+    """A rectangle: the first `queries` queries see `keys` keys from `begin` of the buffer on; int32 scalars."""
+
+    queries: jax.Array
+    begin: jax.Array
+    keys: jax.Array
+
+
+class Spans(NamedTuple):
+    """The rectangle and the triangles of a chunk's queries and one member's keys; int32, scalars or [D] by document.
+
+    `past` is None where nothing is past besides the documents' bands. D is T, or 1 for one document at most. Document d
+    of `num_documents` in the chunk has `query_count[d]` queries from `query_begin[d]` on and `key_count[d]` keys from
+    `key_begin[d]` on; its query i sees its keys 0..i, or the last of these that a window holds. Query rows count from
+    the chunk's start, where a band may begin before row 0; keys count from the buffer's start.
     """
 
-    past_queries: jax.Array
-    past_begin: jax.Array
-    past_keys: jax.Array
+    past: Past | None
     num_documents: jax.Array
     query_begin: jax.Array
     query_count: jax.Array
     key_begin: jax.Array
     key_count: jax.Array
 
+    @property
+    def has_one_document(self) -> bool:
+        """Whether there is one document at most."""
+        return self.query_begin.shape[-1] == 1
+
+    @property
+    def is_one_piece(self) -> bool:
+        """Whether all that the queries see is one triangle or band."""
+        return self.past is None and self.has_one_document
+
     def take(self, index) -> "Spans":
         """Picks one row of stacked spans."""
-        return Spans(*(buffers.pick(x, index) for x in self))
+        return jax.tree.map(lambda x: buffers.pick(x, index), self)
 
 
 def shift_rows(x: jax.Array, by, dim: int, fill=0) -> jax.Array:
@@ -56,7 +85,14 @@ def shift_rows(x: jax.Array, by, dim: int, fill=0) -> jax.Array:
     return buffers.read(padded, tuple(first), x.shape)
 
 
-def find_spans(query_documents_T: jax.Array, key_documents_S: jax.Array, start, later, window: int = 0) -> Spans:
+def find_spans(
+    query_documents_T: jax.Array,
+    key_documents_S: jax.Array,
+    start,
+    later,
+    window: int = 0,
+    known: Known = NOTHING_KNOWN,
+) -> Spans:
     """Finds the spans of one ring member's queries and a member's keys, its own or another's.
 
     Args:
@@ -65,6 +101,7 @@ def find_spans(query_documents_T: jax.Array, key_documents_S: jax.Array, start, 
         start: where the chunk starts in a member's tokens.
         later: whether the keys' member comes after the queries' on the ring.
         window: of the keys of one member so many are seen at most; 0: all.
+        known: what need not be looked for.
     """
     num_queries, num_keys = query_documents_T.shape[0], key_documents_S.shape[0]
     start = jnp.asarray(start, jnp.int32)
@@ -82,36 +119,33 @@ def find_spans(query_documents_T: jax.Array, key_documents_S: jax.Array, start, 
     # A triangle without its diagonal is a triangle that leaves out its first query.
     strict = jnp.where(key_count > 0, key_begin - query_begin + jnp.asarray(later, jnp.int32), 0)
 
-    first = (key_documents_S == documents[0]) & (jnp.arange(num_keys, dtype=jnp.int32) < start)
-    past_keys = first.sum(dtype=jnp.int32)  # they end where the chunk starts, because a document is contiguous
+    num_listed = 1 if known.one_document else num_queries
     spans = Spans(
-        past_queries=jnp.where(past_keys > 0, query_count[0], 0),
-        past_begin=start - past_keys,
-        past_keys=past_keys,
+        past=None,
         num_documents=begins.sum(dtype=jnp.int32),
-        query_begin=query_begin + strict,
-        query_count=query_count - strict,
-        key_begin=start + key_begin,
-        key_count=key_count,
+        query_begin=(query_begin + strict)[:num_listed],
+        query_count=(query_count - strict)[:num_listed],
+        key_begin=(start + key_begin)[:num_listed],
+        key_count=key_count[:num_listed],
     )
-    return _with_band(spans, jnp.asarray(later, jnp.int32), window) if window else spans
+    if not known.has_past:
+        return spans
+    first = (key_documents_S == documents[0]) & (jnp.arange(num_keys, dtype=jnp.int32) < start)
+    keys = first.sum(dtype=jnp.int32)  # they end where the chunk starts, because a document is contiguous
+    if window:
+        return _with_band(spans, keys, start, jnp.asarray(later, jnp.int32), window)
+    return spans._replace(past=Past(jnp.where(keys > 0, query_count[0], 0), start - keys, keys))
 
 
-def _with_band(spans: Spans, later: jax.Array, window: int) -> Spans:
-    """Puts the past that a window holds before the first document, in place of the rectangle."""
-    past = jnp.minimum(spans.past_keys, window - 1 + later)
-    nothing = jnp.zeros((), jnp.int32)
+def _with_band(spans: Spans, past_keys: jax.Array, start: jax.Array, later: jax.Array, window: int) -> Spans:
+    """Puts the past that a window holds before the first document: of `past_keys` keys before the chunk's start."""
+    past = jnp.minimum(past_keys, window - 1 + later)
 
     def first(values, value):
         return values.at[0].set(jnp.where(past > 0, value, values[0]))
 
     end = spans.query_begin[0] + spans.query_count[0]  # the last query is the same, with or without the past
-    start = spans.past_begin + spans.past_keys
-    return Spans(
-        past_queries=nothing,
-        past_begin=nothing,
-        past_keys=nothing,
-        num_documents=spans.num_documents,
+    return spans._replace(
         query_begin=first(spans.query_begin, later - past),
         query_count=first(spans.query_count, end - later + past),
         key_begin=first(spans.key_begin, start - past),
@@ -148,11 +182,8 @@ def find_team_spans(queries: Tags, keys: Tags) -> Spans:
     def compact(values):
         return jnp.zeros((size,), jnp.int32).at[place].set(values, mode="drop")
 
-    nothing = jnp.zeros((), jnp.int32)
     return Spans(
-        past_queries=nothing,
-        past_begin=nothing,
-        past_keys=nothing,
+        past=None,
         num_documents=meet.sum(dtype=jnp.int32),
         query_begin=compact(query_begin + strict),
         query_count=compact(query_count - strict),

@@ -175,6 +175,11 @@ class DataConfig(Section):
     chat: ChatConfig = field(default_factory=ChatConfig)
     recall: RecallConfig = field(default_factory=RecallConfig)
 
+    @property
+    def has_one_document(self) -> bool:
+        """Whether each sequence holds one document at most, whatever the documents are."""
+        return self.pack == "none" or self.source == "recall"
+
     def _check(self) -> None:
         self._fraction("validation_fraction")
         if not (self.cache or "").startswith(BUCKETS):

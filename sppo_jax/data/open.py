@@ -63,6 +63,12 @@ class Data:
     sources: tuple[Source, ...]
     fingerprint: str
 
+    @property
+    def has_one_document(self) -> bool:
+        """Whether each sequence, to train on or held out, holds one document; those of the recall task do."""
+        rows = [rows for source in self.sources for rows in (source.training, source.validation) if rows]
+        return all(each.has_one_document for each in rows)
+
 
 def open_data(config: Config) -> Data:
     """Opens the sources of a config; text is tokenized if it never was.

@@ -180,6 +180,11 @@ class PackedRows:
         """Returns the number of sequences of an epoch."""
         return self.layout.num_rows
 
+    @property
+    def has_one_document(self) -> bool:
+        """Whether each sequence holds one document, or one piece of a document."""
+        return len(self.layout.sizes) == self.layout.num_rows
+
     def __getitem__(self, index: int) -> Batch:
         """Returns a sequence, see `Rows`."""
         return self.read(self._place(index))

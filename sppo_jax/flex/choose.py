@@ -37,4 +37,7 @@ def with_teams(plan: Plan, gained: float) -> Plan:
     if gained < LEAST_GAIN:
         text = f"static: steps take {found}; below {LEAST_GAIN} a larger program is not worth it"
         return dataclasses.replace(plan, reasons={**plan.reasons, "groups": text})
-    return dataclasses.replace(plan, groups="flex", reasons={**plan.reasons, "groups": f"flex: static takes {found}"})
+    reasons = {name: reason for name, reason in plan.reasons.items() if name != "sequence_documents"}
+    reasons["groups"] = f"flex: static takes {found}"
+    # Teams move documents between sequences.
+    return dataclasses.replace(plan, groups="flex", sequence_documents="many", reasons=reasons)

@@ -55,7 +55,7 @@ from sppo_jax.pipeline.host_layers import HostLayers
 from sppo_jax.pipeline.host_stash import Stash
 from sppo_jax.pipeline.kinds import blocks_of, others_of
 from sppo_jax.pipeline.measures import Measures
-from sppo_jax.pipeline.mixing import StateShape, state_shape
+from sppo_jax.pipeline.mixing import StateShape, alike, state_shape
 from sppo_jax.pipeline.probe import check_block
 from sppo_jax.pipeline.run import Sequences
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
@@ -170,7 +170,7 @@ class Step:
             caches.setdefault((shape.num_kv_heads, shape.head_dim, tails.get(kind)), []).append(kind)
         kv = tuple(map(tuple, caches.values()))
         rows = rows_of_stacks(groups, self.stacks)
-        own = dict(tails=tails, states=_alike(states), state_shapes=states, rows=rows)
+        own = dict(tails=tails, states=alike(states), state_shapes=states, rows=rows)
         layers = Layers(self.blocks, self.stacks, groups[0], groups, kv, tuple(shares), windows, **own)
         return heads, layers, self._shares_layout(shares, groups)
 
@@ -395,7 +395,8 @@ class Step:
         weights, tables, sharded = self._weights_of_device(shares, weights)
         chex.assert_shape(striped, (plan.sequences_per_pipeline, plan.sequence_length // plan.mesh.seq, 1))
         sequences = self._sequences(striped)
-        scale = loss_scale(striped, self.model.config.vocab_size, plan.num_sequences, dtype)
+        vocab_size, one_document = self.model.config.vocab_size, plan.has_one_document
+        scale = loss_scale(striped, vocab_size, plan.num_sequences, dtype, one_document=one_document)
         layers = weights.layers
         if sharded is not None:
             shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), sharded.wholes)
@@ -409,7 +410,7 @@ class Step:
             final_norm=weights.final_norm,
             sharded=sharded,
             norm=self.norm,
-            vocab_size=self.model.config.vocab_size,
+            vocab_size=vocab_size,
             embedding_scale=self.model.config.embedding_scale,
             logit_cap=self.model.config.logit_cap,
             sequences=sequences,
@@ -424,7 +425,7 @@ class Step:
         if not self.train:
             scored = executor.run(evaluation_state(executor, cache_shapes))
             losses_MS, hits_MS = (x[:, : striped[0].shape[1], None] for x in (scored.losses_MS, scored.hits_MS))
-            return without_wrong(losses_MS, striped, self.model.config.vocab_size), hits_MS
+            return without_wrong(losses_MS, striped, vocab_size, one_document=one_document), hits_MS
         trained = executor.run(training_state(executor, cache_shapes, self._kv_grad_dtype(dtype), *stash))
         loss = lax.psum(trained.loss, ("data", *layout.SEQ)) * scale
         layers, *squares = trained.weights.gradients(executor)
@@ -545,18 +546,6 @@ class Step:
         return Sequences(*(jnp.pad(x[..., 0], ((0, 0), (0, self.program.max_tokens))) for x in striped))
 
 
-def _alike(states: dict[str | None, StateShape]) -> tuple[tuple[str | None, ...], ...]:
-    """Returns the kinds whose layers have a state, those of one shape of state together."""
-    found: list[list[str | None]] = []
-    for kind, shape in states.items():
-        same = next((kinds for kinds in found if states[kinds[0]].state == shape.state), None)
-        if same is None:
-            found.append([kind])
-        else:
-            same.append(kind)
-    return tuple(map(tuple, found))
-
-
 def _cast(weights: layout.Physical, dtype) -> layout.Physical:
     """Casts matrices to the compute dtype, once a step; vectors (norm scales, biases) keep theirs."""
 
@@ -585,13 +574,14 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
         (-1 = no loss), positions, document_ids (-1 = padding). The loss is in nats a target over the whole batch;
         gradients have the tree and dtypes of params. A batch that is traced in a caller's jit, or lies on other hosts,
         cannot be looked at: its shapes are checked, and the loss is NaN where a token or a target is not below the
-        vocabulary, a position is negative, or padding has a target. There a target below -1 is no target, and the order
-        of documents and positions is not checked. With teams and a loss over each sequence, as that of experts,
-        `packed_rows` (int32) says from which row of the packed batch each token comes; left out, tokens are in theirs.
-        Where parameters are on the host (`storage.stored_shapes`), those of layers have their gradients there, and f
-        returns the sum of the squares of these as well. `f.stash_shapes` and `f.with_stash` are for a jit that keeps
-        the stash on the host, as the trainer's does where the plan cuts it into pieces (`pipeline/host_stash.py`). f
-        itself refuses such a plan on GPUs.
+        vocabulary, a position is negative, padding has a target, or a sequence has a second document where the plan
+        says one. There a target below -1 is no target, and the order of documents and positions is not checked. With
+        teams and a loss over each sequence, as that of experts, `packed_rows` (int32) says from which row of the packed
+        batch each token comes; left out, tokens are in theirs. Where parameters are on the host
+        (`storage.stored_shapes`), those of layers have their gradients there, and f returns the sum of the squares of
+        these as well. `f.stash_shapes` and `f.with_stash` are for a jit that keeps the stash on the host, as the
+        trainer's does where the plan cuts it into pieces (`pipeline/host_stash.py`). f itself refuses such a plan on
+        GPUs.
 
     Raises:
         ValueError: plan, model and mesh do not fit together, a batch breaks the contract, or f is within `jax.vmap`.

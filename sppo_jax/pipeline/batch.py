@@ -68,6 +68,7 @@ def check_batch(
         consecutive=plan.kernel != "blockwise" and windows,
         natural=plan.groups == "static",
         padded_behind=states,
+        one_document=plan.has_one_document,
     )
     if plan.groups == "flex":
         check_columns(whole, plan_shape(plan), dealing=plan.kernel != "blockwise")

@@ -90,6 +90,18 @@ def unnumbered(name: str, saved: Mapping[str, Any], like: Any) -> Any:
     return jax.tree.unflatten(tree, [saved[f"{name}{i}"].reshape(leaf.shape) for i, leaf in enumerate(leaves)])
 
 
+def alike(states: dict[str | None, StateShape]) -> tuple[tuple[str | None, ...], ...]:
+    """Returns the kinds whose layers have a state, those of one shape of state together."""
+    found: list[list[str | None]] = []
+    for kind, shape in states.items():
+        same = next((kinds for kinds in found if states[kinds[0]].state == shape.state), None)
+        if same is None:
+            found.append([kind])
+        else:
+            same.append(kind)
+    return tuple(map(tuple, found))
+
+
 def empty_state(mixer: StateMixer, operands: Operands, num_members: int) -> Any:
     """Returns the state of this device's heads before a sequence; `operands` has those of all heads."""
     return mixer.empty_state(heads.own_shapes(operands, num_members))

@@ -14,6 +14,8 @@ from jax.custom_batching import custom_vmap
 from sppo_jax.dtypes import accumulator
 from sppo_jax.pipeline.layout import SEQ
 
+_FAR = 2**31 - 1
+
 
 def wrong_tokens(batch: Sequence[jax.Array], vocab_size: int, num_sequences: int) -> jax.Array:
     """Returns of each token whether its values break the batch contract, whatever the other tokens are.
@@ -30,7 +32,17 @@ def wrong_tokens(batch: Sequence[jax.Array], vocab_size: int, num_sequences: int
     return outside | ((documents < 0) & (targets >= 0))
 
 
-def loss_scale(batch: Sequence[jax.Array], vocab_size: int, num_sequences: int, dtype: jnp.dtype) -> jax.Array:
+def second_documents(documents_MS: jax.Array) -> jax.Array:
+    """Returns of each sequence whether it holds two documents or more: [M, 1...]. For use inside `shard_map`."""
+    dims = tuple(range(1, documents_MS.ndim))
+    lowest = jnp.where(documents_MS < 0, _FAR, documents_MS).min(dims, keepdims=True)
+    bounds = lax.pmax(jnp.stack([-lowest, documents_MS.max(dims, keepdims=True)]), SEQ)
+    return -bounds[0] < bounds[1]
+
+
+def loss_scale(
+    batch: Sequence[jax.Array], vocab_size: int, num_sequences: int, dtype: jnp.dtype, *, one_document: bool = False
+) -> jax.Array:
     """Returns 1 / number of targets in the global batch; NaN where a token is wrong. For use inside `shard_map`.
 
     So a batch that is wrong makes the loss and the gradients NaN, as a wrong target does in the dense model.
@@ -40,15 +52,23 @@ def loss_scale(batch: Sequence[jax.Array], vocab_size: int, num_sequences: int, 
         vocab_size: of the model.
         num_sequences: of the global batch.
         dtype: compute dtype.
+        one_document: whether a second document in a sequence is wrong.
     """
-    of_device = [jnp.sum(x, dtype=jnp.int32) for x in (batch[1] >= 0, wrong_tokens(batch, vocab_size, num_sequences))]
+    wrong = wrong_tokens(batch, vocab_size, num_sequences)
+    if one_document:
+        wrong |= second_documents(batch[3])
+    of_device = [jnp.sum(x, dtype=jnp.int32) for x in (batch[1] >= 0, wrong)]
     count, num_wrong = lax.psum(jnp.stack(of_device), ("data", *SEQ))
     return jnp.where(num_wrong > 0, jnp.nan, 1 / jnp.maximum(count, 1).astype(accumulator(dtype)))
 
 
-def without_wrong(losses_MS: jax.Array, batch: Sequence[jax.Array], vocab_size: int) -> jax.Array:
+def without_wrong(
+    losses_MS: jax.Array, batch: Sequence[jax.Array], vocab_size: int, *, one_document: bool = False
+) -> jax.Array:
     """Returns the losses of targets, NaN in sequences with a wrong token; arguments as `loss_scale`."""
     wrong = wrong_tokens(batch, vocab_size, 0)
+    if one_document:
+        wrong |= second_documents(batch[3])
     of_each = jnp.sum(wrong, tuple(range(1, losses_MS.ndim)), dtype=jnp.int32, keepdims=True)
     return jnp.where((lax.psum(of_each, SEQ) > 0) & (batch[1] >= 0), jnp.nan, losses_MS)
 

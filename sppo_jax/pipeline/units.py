@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from sppo_jax import buffers
 from sppo_jax.attention import sequence, teams
 from sppo_jax.attention.sequence import Chunk, Split
+from sppo_jax.attention.spans import Known
 from sppo_jax.attention.tags import Tags
 from sppo_jax.pipeline import mixing, tails, vocabulary
 from sppo_jax.pipeline.mechanisms.mechanism import Tick
@@ -28,8 +29,10 @@ def real(run: Run, tick: Tick, stage) -> jax.Array:
 
 
 def split(run: Run, passes: str) -> Split:
-    """Returns how `seq` is divided, and what travels on the ring."""
-    return Split(run.plan.ulysses, run.plan.ring, passes, run.plan.kernel, target=run.target)
+    """Returns how `seq` is divided, what travels on the ring, and what the plan knows of every chunk."""
+    plan = run.plan
+    known = Known(len(plan.chunk_lengths) > 1, plan.has_one_document)
+    return Split(plan.ulysses, plan.ring, passes, plan.kernel, target=run.target, known=known)
 
 
 def write_tags(run: Run, tick: Tick, tags: Tags) -> Tags:

@@ -7,7 +7,7 @@ from typing import Any
 from sppo_jax.files import parse_json
 from sppo_jax.plan.host_pieces import ONE_PIECE
 
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
 # What `sppo plan --json` adds to a plan to report on it; no part of the plan, so left aside where one is read.
 REPORT_KEYS = (
     "fits",
@@ -38,6 +38,7 @@ _ADDED: tuple[tuple[int, str | None, dict[str, Any]], ...] = (
     (12, None, {"host_pieces": ONE_PIECE, "host_arrays": {"state": (), "stash_bytes": 0, "save": ()}}),
     (13, "predicted", {"documents_step_s": None}),
     (14, None, {"planned_for": {"documents": "full", "mean_tokens": 0.0, "attended": 1.0}, "cluster": ""}),
+    (15, None, {"sequence_documents": "many"}),
 )
 
 

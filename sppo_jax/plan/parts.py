@@ -13,6 +13,7 @@ OPTIMIZERS = ("device", "host")
 SAVES = ("async", "blocking")
 GROUPS = ("static", "flex")
 PLANNED_FOR = ("full", "known")
+SEQUENCE_DOCUMENTS = ("many", "one")
 KERNELS = ("blockwise", "cudnn", "pallas")
 
 

@@ -18,6 +18,7 @@ from sppo_jax.plan.parts import (
     PLANNED_FOR,
     RING_PASSES,
     SAVES,
+    SEQUENCE_DOCUMENTS,
     SEQUENCE_KINDS,
     WEIGHTS,
     MeshShape,
@@ -56,6 +57,8 @@ class Plan:
         ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes, tick by tick.
         kernel: the attention kernel, "blockwise", "cudnn" or "pallas".
         groups: the members of a document: "static": all of them; "flex": each document of a batch has its own.
+        sequence_documents: "one": a sequence holds one document at most, and batches with more are refused; "many": a
+            sequence may hold any number.
         weights: "resident": a device holds the weights and the gradient sums of all layers of its stage during a step;
             "gathered": those of one group of layers at a time, and its share of all others.
         optimizer: where a device's share of the float32 parameters and moments waits: "device" or "host".
@@ -88,6 +91,7 @@ class Plan:
     ring_pass: str = "auto"
     kernel: str = "blockwise"
     groups: str = "static"
+    sequence_documents: str = "many"
     weights: str = "resident"
     optimizer: str = "device"
     saves: str = "async"
@@ -117,6 +121,11 @@ class Plan:
     def num_sequences(self) -> int:
         """Sequences of a step, over all pipelines."""
         return self.mesh.data * self.sequences_per_pipeline
+
+    @property
+    def has_one_document(self) -> bool:
+        """Whether a sequence holds one document at most."""
+        return self.sequence_documents == "one"
 
     @property
     def _gathered(self) -> str:
@@ -274,6 +283,7 @@ _CHOICES = {
     "ring_pass": RING_PASSES,
     "kernel": KERNELS,
     "groups": GROUPS,
+    "sequence_documents": SEQUENCE_DOCUMENTS,
     "weights": WEIGHTS,
     "optimizer": OPTIMIZERS,
     "saves": SAVES,
@@ -294,6 +304,11 @@ def _check_sequence(plan: Plan) -> None:
         raise ValueError(
             f"planned_for.documents of a plan must be one of {', '.join(PLANNED_FOR)}, got "
             f"{plan.planned_for.documents!r}; choose one"
+        )
+    if plan.has_one_document and plan.groups == "flex":
+        raise ValueError(
+            "sequence_documents of a plan with teams must be many, as documents move between sequences, got one with "
+            "groups=flex; change one of the two"
         )
     for axis in ("data", "pipe", "seq"):
         if getattr(plan.mesh, axis) < 1:

@@ -25,6 +25,8 @@ class Because(Enum):
         "the ring passes queries in every tick, even where keys and values are fewer bytes: the step changes by "
         "{change:+.2%}{whom}, which counts as a tie, and {fewer} tick bodies are compiled instead of {more}"
     )
+    # Of documents.
+    ONE_DOCUMENT = "sequences hold one document at most: {what}"
     # Of chunks.
     FEW_SHAPES = (
         "{count} tick shapes keep the compiled tick bodies within {most} times those of equal chunks, and change the "

@@ -22,6 +22,7 @@ from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.simulate import Simulation, simulate
 from sppo_jax.rules import Facts, check, group_size, has_tails
 from sppo_jax.schedule.table import Table
+from sppo_jax.search.because import Because
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.offload import choose_alpha, largest_alpha
 from sppo_jax.search.partitions import Candidate, Partition
@@ -188,6 +189,7 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
         ring_pass=candidate.ring_pass or config.sequence.ring_pass,
         kernel=request.kernel,
         groups="flex" if config.sequence.groups == "flex" else "static",
+        sequence_documents="one" if _has_one_document(config) else "many",
         weights=layout.weights,
         optimizer=request.way.optimizer,
         saves=pinned.saves,
@@ -197,6 +199,7 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
         reasons={
             **reasons,
             **_groups_reason(config),
+            **_one_document_reason(config),
             "alpha": outcome.alpha_reason,
             **_memory_reasons(memory, pinned, request.cluster, request.kernel),
         },
@@ -299,6 +302,18 @@ def _groups_reason(config: Config) -> dict[str, str]:
         "flex": {"groups": "flex: each document of a batch has its own team of devices; sppo flex shows the gain"},
         "auto": {"groups": "static until the documents are read: sppo train chooses, sppo flex shows the gain"},
     }[config.sequence.groups]
+
+
+def _has_one_document(config: Config) -> bool:
+    """Returns whether each sequence holds one document at most; teams move documents between sequences."""
+    return config.data.has_one_document and config.sequence.groups != "flex"
+
+
+def _one_document_reason(config: Config) -> dict[str, str]:
+    if not _has_one_document(config):
+        return {}
+    what = "those of the recall task do" if config.data.source == "recall" else "data.pack=none gives each its own"
+    return {"sequence_documents": Because.ONE_DOCUMENT(what=what)}
 
 
 def _memory_reasons(memory: Memory, pinned: Pinned, cluster: Cluster, kernel: str) -> dict[str, str]:

@@ -22,6 +22,7 @@ from sppo_jax.train import layer_order
 from sppo_jax.train.checkpoint_read import load_params
 from sppo_jax.train.evaluate import Validation, validate
 from sppo_jax.train.kernel_check import check_kernels
+from sppo_jax.train.one_document import for_documents
 
 # Sections that say how devices share the work: the planner chooses them if the devices differ from the run's.
 _OF_DEVICES = ("mesh", "schedule", "stash", "hardware")
@@ -93,6 +94,7 @@ def evaluate_saved(checkpoint: Path, config: Config, plan: Plan, fingerprint: st
             f"{config.data.validation_fraction} of data.source={config.data.source}; raise "
             "data.validation_fraction, or set data.validation_source"
         )
+    plan = for_documents(plan, data)
     mesh, model = layout.make_mesh(plan, trains=False), build_model(config, abstract=True)
     check_kernels(config, plan, mesh.local_devices[0])
     shapes = nnx.state(model, nnx.Param)

@@ -36,6 +36,7 @@ from sppo_jax.train.checkpoint_read import Restored, checkpoint_steps, other_fol
 from sppo_jax.train.evaluate import Scores
 from sppo_jax.train.init_from import state_of_run
 from sppo_jax.train.kernel_check import check_kernels
+from sppo_jax.train.one_document import for_documents
 from sppo_jax.train.placement import local_rows
 from sppo_jax.train.rate import rate_change
 from sppo_jax.train.run_dir import checkpoint_directory
@@ -92,6 +93,7 @@ def prepare(config: Config, plan: Plan, cluster: Cluster | None = None) -> Exper
         ValueError: config, plan, data and devices do not fit together.
     """
     data = open_data(config)
+    plan = for_documents(plan, data)
     plan, training = _with_teams(config, plan, data.training, cluster)
     mesh = layout.make_mesh(plan)
     check_kernels(config, plan, mesh.local_devices[0])

@@ -275,7 +275,7 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
         *_host_share(plan),
         *([("waiting", "on the host, between two groups of layers", ("waiting",))] if stash.waiting == "host" else []),
         ("dK/dV", stash.kv_grad_dtype, ("kv_grad_dtype",)),
-        ("kernel", plan.kernel, ("kernel",)),
+        ("kernel", plan.kernel, ("kernel", "sequence_documents")),
         *_window(plan),
         *_state(plan),
         ("saves", _HOW_SAVED[plan.saves], ("saves",)),

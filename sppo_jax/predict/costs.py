@@ -380,8 +380,8 @@ class CostModel:
         """Returns the bytes that a unit moves beside its products for one token of a device."""
         if kind == "H":
             return elementwise.head_bytes(self.vocab_size, self.compute_bytes) / self.mesh.pipe
-        how = dict(linear=self.recompute.linear, attention=again)
-        return self.layers * elementwise.layer_bytes(self.layer, kind, self.compute_bytes, **how)
+        size, linear = self.compute_bytes, self.recompute.linear
+        return self.layers * elementwise.layer_bytes(self.layer, kind, size, linear=linear, attention=again)
 
     @property
     def _with_tails(self) -> float:

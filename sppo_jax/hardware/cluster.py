@@ -66,6 +66,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sppo_jax.hardware.attention_rates import AttentionRates
 from sppo_jax.hardware.existing import nearest_shapes, shape_of_chips, slice_shapes
 from sppo_jax.hardware.measured_figures import Profile, read_profile
 from sppo_jax.hardware.tpu_chips import BLOCK_ROWS, REACHED, SCORES, TPU_CHIPS
@@ -112,6 +113,8 @@ class Device:
         attention_fixed: share of the fused kernel's time with heads of 128 that shorter heads take as well, 0..1: that
             of the exponentials of scores.
         attention_block: queries and keys of a block of the blockwise kernel, which computes whole ones; 0: not counted.
+        attention_rates: measured rates by the lengths of a call; the other figures of attention are of the fastest
+            calls, and hold where there are none.
         attention_rows: queries times heads that occupy all compute units of the fused kernel once, or that are a block
             of the kernel for TPUs; 0: not counted.
         overhead_s: seconds a tick takes whatever its length.
@@ -151,6 +154,7 @@ class Device:
     fused_head_dim: int = 128
     attention_fixed: float = 0.0
     attention_block: int = 0
+    attention_rates: AttentionRates | None = None
     attention_rows: int = 0
     overhead_s: float = 3e-4
     overhead_tokens: int = 128
@@ -575,13 +579,16 @@ def measured(device: Device, path: Path) -> Device:
 
 def with_profile(device: Device, profile: Profile) -> Device:
     """Returns a device with measured figures in the place of the datasheet's; its capacities stay."""
+    attention = profile.attention_rates
+    forward, backward = attention.fastest("forward"), attention.fastest("backward")
     return replace(
         device,
         matmul_flops_s=profile.matmul_flops_s,
         matmul_efficiency=profile.layer_flops_s / profile.matmul_flops_s,
         elementwise_efficiency=0.0,  # whole layers were measured
-        attention_efficiency=profile.attention_forward_flops_s / profile.matmul_flops_s,
-        attention_backward=profile.attention_backward,
+        attention_efficiency=forward / profile.matmul_flops_s,
+        attention_backward=2.5 * forward / backward,
+        attention_rates=attention,
         attention_head_dim=profile.head_dim,
         attention_block=profile.attention_block,
         has_bundles=False,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from exactness import random_batch
 
-from sppo_jax.attention.validate import validate_batch
+from sppo_jax.attention.validate import check_one_document, validate_batch
 
 
 def check(batch, **settings):
@@ -62,7 +62,7 @@ def test_missing_keys_and_wrong_shapes(batch):
 def test_a_second_document_is_refused_where_sequences_hold_one(batch):
     rows = random_batch(np.random.default_rng(0), 2, 30, 20, documents=1, padding=4)
     rows["document_ids"][0], rows["targets"][0] = -1, -1  # padding alone
-    check(rows, one_document=True)
+    check_one_document(rows["document_ids"])
     rows["document_ids"][1, :20] += 1
     rows["document_ids"][1, 20:26] += 4
     message = (
@@ -70,10 +70,9 @@ def test_a_second_document_is_refused_where_sequences_hold_one(batch):
         "sequence of its own, or plan with data.pack=whole"
     )
     check(rows)
-    with pytest.raises(ValueError, match=message):
-        check(rows, one_document=True)
-    with pytest.raises(ValueError, match="a sequence must hold one document at most"):
-        check(batch, one_document=True)
+    for wrong, words in ((rows, message), (batch, "a sequence must hold one document at most")):
+        with pytest.raises(ValueError, match=words):
+            check_one_document(wrong["document_ids"])
 
 
 def test_only_the_fused_kernel_wants_documents_in_one_piece(batch):

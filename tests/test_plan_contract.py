@@ -279,7 +279,7 @@ def sent_bytes(
 
     def run(q, k, lse):
         target = Target(TPU_CHIPS["cpu"], heads // kv_heads, np.dtype(dtype).itemsize)
-        how = dict(kernel=kernel, passes=passes, window=window, target=target)
+        how = dict(kernel=kernel, passes=passes, window=window, given=target if kernel == "pallas" else None)
         masks = ring.ring_tags(*tags, jnp.int32(0), bound=bound or None, **how)
         if kind == "F":
             return ring.forward(q, Prefix(k, k, ()), masks, passes=passes)

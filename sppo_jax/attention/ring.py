@@ -59,8 +59,7 @@ def ring_tags(
     passes: str,
     bound: int | None,
     window: int = 0,
-    target: Target | None = None,
-    known: Known = NOTHING_KNOWN,
+    given: Target | Known | None = None,
 ) -> RingTags:
     """Prepares the masks of a tick once for all layers.
 
@@ -72,8 +71,7 @@ def ring_tags(
         passes: "kv" or "q".
         bound: with "kv", the number of keys of each member that travel; None for all.
         window: see `Mask`.
-        target: what the kernel "pallas" is compiled for.
-        known: what the kernel "cudnn" need not loop over.
+        given: of the kernel "pallas" what it is compiled for; of "cudnn" what it need not loop over, None for nothing.
 
     Returns:
         The tags and where they meet. At hop j these are own queries and the keys of member me - j with "kv", and own
@@ -87,6 +85,7 @@ def ring_tags(
     if window and passes == "kv" and num_members > 1:
         reach = window // num_members  # of one member's keys
         keys, begin = _within(keys, start, travelling_keys(reach, queries.documents.shape[1]), reach)
+    known = given if isinstance(given, Known) else NOTHING_KNOWN
     if kernel == "cudnn" and window:
         window //= num_members
     if kernel != "blockwise" and window:
@@ -101,7 +100,7 @@ def ring_tags(
             found = from_spans(spans, queries.documents.shape[1])
             if window:
                 found = within_window(found, start, window, (own_q, own_k), num_members)
-            return find_meets(found, keys.documents.shape[1], target)
+            return find_meets(found, keys.documents.shape[1], given)
         return find_blocks(queries.take(own_q), keys.take(own_k), window)
 
     others = (me - jnp.arange(num_members, dtype=jnp.int32)) % num_members

@@ -117,8 +117,9 @@ def chunk_tags(keys: Tags, start, length, size: int, split: Split, *, bound: int
     end = jnp.asarray(start + length, jnp.int32)
     written = jnp.arange(keys.documents.shape[1], dtype=jnp.int32) < end
     keys = Tags(keys.positions, jnp.where(written, keys.documents, -1))
-    how = dict(passes=split.passes, window=split.window, target=split.target, known=split.known)
-    return ring.ring_tags(queries, keys, start, kernel=split.kernel, bound=bound, **how)
+    given = split.target if split.kernel == "pallas" else split.known
+    how = dict(kernel=split.kernel, passes=split.passes, window=split.window, given=given)
+    return ring.ring_tags(queries, keys, start, bound=bound, **how)
 
 
 def prefix_block(x_TKH: jax.Array, split: Split) -> jax.Array:

@@ -49,7 +49,15 @@ def _check_padding(documents_BS: np.ndarray) -> None:
     )
 
 
-def _check_one_document(documents_BS: np.ndarray) -> None:
+def check_one_document(documents_BS: np.ndarray) -> None:
+    """Refuses a second document in a sequence.
+
+    Args:
+        documents_BS: document of each token, -1 for padding.
+
+    Raises:
+        ValueError: a sequence holds two or more; the message gives the rule, the value and the change to make.
+    """
     high = documents_BS.max(1)
     low = np.where(documents_BS < 0, high[:, None], documents_BS).min(1)
     rows = np.flatnonzero(low < high)
@@ -108,7 +116,6 @@ def validate_batch(
     consecutive: bool = False,
     natural: bool = True,
     padded_behind: bool = False,
-    one_document: bool = False,
 ) -> None:
     """Checks shapes, ranges and the order of documents and positions, on which causal attention to a prefix depends.
 
@@ -122,7 +129,6 @@ def validate_batch(
         consecutive: whether to refuse positions that are left out within a document.
         natural: whether documents must lie in natural order; with teams they have rules of their own.
         padded_behind: whether to refuse padding before a document's token.
-        one_document: whether to refuse a second document in a sequence.
 
     Raises:
         ValueError: the batch breaks a rule; the message gives the rule, the value and the change to make.
@@ -148,7 +154,5 @@ def validate_batch(
     _require(low >= 0, "'positions' must not be negative", f"{low}", "count from 0")
     if padded_behind:
         _check_padding(host["document_ids"])
-    if one_document:
-        _check_one_document(host["document_ids"])
     if natural:
         _check_order(host["document_ids"], host["positions"], contiguous, consecutive)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sppo_jax.attention.validate import KEYS, check_arrays, validate_batch
+from sppo_jax.attention.validate import KEYS, check_arrays, check_one_document, validate_batch
 from sppo_jax.flex.contract import check_columns
 from sppo_jax.flex.rows import PACKED_ROWS
 from sppo_jax.flex.shape import plan_shape
@@ -68,8 +68,9 @@ def check_batch(
         consecutive=plan.kernel != "blockwise" and windows,
         natural=plan.groups == "static",
         padded_behind=states,
-        one_document=plan.has_one_document,
     )
+    if plan.has_one_document:
+        check_one_document(np.asarray(whole["document_ids"]))
     if plan.groups == "flex":
         check_columns(whole, plan_shape(plan), dealing=plan.kernel != "blockwise")
     if PACKED_ROWS in keys:

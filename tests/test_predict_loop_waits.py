@@ -80,10 +80,24 @@ def test_layers_with_a_state_come_before_the_first_loop():
     ((kind, _),) = alone.model.counts(4)
     delta = layer_costs(next(one for one, _ in mixed.model.counts(4) if one.mixer == "delta"))
     heads = kind.num_heads * (1 + kind.output_gate) + 2 * kind.num_kv_heads
-    assert flops_before_loops(alone) == 2 * kind.hidden_size * heads * kind.head_dim
-    assert flops_before_loops(mixed) == 3 * (delta.linear_flops + delta.state_flops) + flops_before_loops(alone)
+    assert flops_before_loops(alone, 1) == 2 * kind.hidden_size * heads * kind.head_dim
+    assert flops_before_loops(mixed, 1) == 3 * (delta.linear_flops + delta.state_flops) + flops_before_loops(alone, 1)
     # Groups of other patterns are loops of at most one iteration themselves.
-    assert flops_before_loops(shape_with("8x(3xdelta,full)", 1)) == 0
+    assert flops_before_loops(shape_with("8x(3xdelta,full)", 1), 1) == 0
+
+
+def test_no_loop_is_charged_where_the_plan_knows_its_count():
+    """With one document a sequence nothing is looped over but the keys before a chunk, which bands have in them."""
+    config, plan = planned(schedule={"name": "breadth-first"}, data={"pack": "none"})
+    assert plan.sequence_documents == "one"
+    table, shape = plan.outline(), shape_of_plan(plan, config)
+    many = replace(shape, has_one_document=False)
+    assert (table.num_chunks, shape.has_one_document) == (1, True)
+    assert writes_of(config, plan) == () != writes_of(config, plan, many)
+    assert simulation_of(plan, config).waits_s == 0
+    assert flops_before_loops(shape, 1) is None and flops_before_loops(shape, 2) == flops_before_loops(many, 1)
+    windowed = replace(shape, model=replace(shape.model, sliding_window=4096))
+    assert flops_before_loops(windowed, 2) is None and flops_before_loops(replace(windowed, has_one_document=False), 2)
 
 
 @pytest.mark.parametrize(

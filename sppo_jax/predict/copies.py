@@ -60,7 +60,8 @@ def loop_writes(table: Table, shape: MemoryShape, stash: StashPlan, costs: CostM
     A forward writes a stash, taken to be of its own diagonal as in `copy_seconds`. A backward writes gradient sums, if
     these wait on the host; none of its compute counts as before its first loop. Either may write a waiting chunk.
     """
-    if not (has_unknown_loops(shape.platform, shape.kernel) and costs.attention):
+    before = flops_before_loops(shape, table.num_chunks)
+    if not (has_unknown_loops(shape.platform, shape.kernel) and costs.attention) or before is None:
         return ()
     token, link_bytes_s = token_bytes(shape, stash), costs.cluster.host_link_bytes_s
     sums_s, put_s = _weights_seconds(table, costs), waiting.put_seconds(table, shape, stash, link_bytes_s)
@@ -69,7 +70,7 @@ def loop_writes(table: Table, shape: MemoryShape, stash: StashPlan, costs: CostM
     classes = stash_classes(table, stash, shape.seq)
     merged = merged_classes(table, stash, classes)
     of_class = [slot_bytes(merged.get(one, one), token)[1] / link_bytes_s for one in classes.distinct]
-    token_s = flops_before_loops(shape) / costs.cluster.device.linear_flops_s(costs.compute_bytes) / shape.seq
+    token_s = before / costs.cluster.device.linear_flops_s(costs.compute_bytes) / shape.seq
     numbers, found = classes.of_bundle.tolist(), []
     for tick, bundle, tokens, put in zip(table.ticks, table.tick_bundles, table.tick_tokens, put_s, strict=True):
         if bundle is None:

@@ -56,21 +56,35 @@ def has_unknown_loops(platform: str, kernel: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def flops_before_loops(shape: MemoryShape) -> float:
-    """Returns the FLOPs of a token in the products of a forward that come before its first such loop.
+def flops_before_loops(shape: MemoryShape, num_chunks: int) -> float | None:
+    """Returns the FLOPs of a token in the products of a forward that come before its first such loop, if it has one.
 
-    These are the layers before the first one with attention, and that layer's queries, keys and values. Where groups of
-    layers have different patterns, each pattern is such a loop itself.
+    These are the layers before the first one whose attention has such a loop, and that layer's queries, keys and
+    values. Where groups of layers have different patterns, each pattern is such a loop itself.
+
+    Args:
+        shape: of the layers.
+        num_chunks: of a sequence.
     """
     groups = list(kinds_of_groups(shape))
     if len(groups) > 1:
         return 0.0
     flops = 0.0
     for kind in groups[0]:
-        if state_counts(kind) is None:
+        if _has_loop(kind, shape, num_chunks):
             return flops + _projection_flops(kind)
         flops += layer_costs(kind).linear_flops + layer_costs(kind).state_flops
-    return flops
+    return None
+
+
+def _has_loop(kind: ModelConfig, shape: MemoryShape, num_chunks: int) -> bool:
+    """Returns whether a layer's attention loops over documents, or over the keys before a chunk; see `flash`.
+
+    What a window holds of these keys is part of a document's call.
+    """
+    if state_counts(kind) is not None:
+        return False
+    return not shape.has_one_document or (num_chunks > 1 and not kind.window_within(shape.length))
 
 
 def _projection_flops(kind: ModelConfig) -> float:

@@ -25,6 +25,7 @@ class MemoryShape:
         optimizer: where parameters and moments wait; see `plan.Plan`.
         cores: of a device, each of which has a part of dQ in the kernel for TPUs.
         ring_pass: what travels on the ring, as the config says: "kv", "q" or "auto".
+        has_one_document: whether a sequence holds one document at most; see `plan.Plan`.
     """
 
     model: ModelConfig
@@ -41,6 +42,7 @@ class MemoryShape:
     optimizer: str = "device"
     cores: int = 1
     ring_pass: str = "auto"
+    has_one_document: bool = False
 
     def __hash__(self) -> int:
         return self._hash

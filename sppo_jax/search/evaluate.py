@@ -189,7 +189,7 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
         ring_pass=candidate.ring_pass or config.sequence.ring_pass,
         kernel=request.kernel,
         groups="flex" if config.sequence.groups == "flex" else "static",
-        sequence_documents="one" if _has_one_document(config) else "many",
+        sequence_documents="one" if request.has_one_document else "many",
         weights=layout.weights,
         optimizer=request.way.optimizer,
         saves=pinned.saves,
@@ -199,7 +199,7 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
         reasons={
             **reasons,
             **_groups_reason(config),
-            **_one_document_reason(config),
+            **_one_document_reason(request),
             "alpha": outcome.alpha_reason,
             **_memory_reasons(memory, pinned, request.cluster, request.kernel),
         },
@@ -304,15 +304,11 @@ def _groups_reason(config: Config) -> dict[str, str]:
     }[config.sequence.groups]
 
 
-def _has_one_document(config: Config) -> bool:
-    """Returns whether each sequence holds one document at most; teams move documents between sequences."""
-    return config.data.has_one_document and config.sequence.groups != "flex"
-
-
-def _one_document_reason(config: Config) -> dict[str, str]:
-    if not _has_one_document(config):
+def _one_document_reason(request: Request) -> dict[str, str]:
+    if not request.has_one_document:
         return {}
-    what = "those of the recall task do" if config.data.source == "recall" else "data.pack=none gives each its own"
+    is_recall = request.config.data.source == "recall"
+    what = "those of the recall task do" if is_recall else "data.pack=none gives each its own"
     return {"sequence_documents": Because.ONE_DOCUMENT(what=what)}
 
 

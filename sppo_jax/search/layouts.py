@@ -109,6 +109,7 @@ class Layout:
             optimizer=self.request.way.optimizer,
             cores=TPU_CHIPS[device.name].cores if device.name in TPU_CHIPS else 1,
             ring_pass=config.sequence.ring_pass,
+            has_one_document=self.request.has_one_document,
         )
 
     def costs(self, places: Places, kv: str = "keep", wave: int = 0, before: int = 0, ring_pass: str = "") -> CostModel:

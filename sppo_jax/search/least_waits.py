@@ -46,9 +46,9 @@ class LeastWaits:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.has_loops = has_unknown_loops(request.cluster.device.platform, request.kernel) and has_attention(
-            request.config.model
-        )
+        has_loops = has_unknown_loops(request.cluster.device.platform, request.kernel)
+        # With one document a sequence, plans of one chunk and layers with a window have no loop.
+        self.has_loops = has_loops and has_attention(request.config.model) and not request.has_one_document
         asked = request.config.stash.alpha
         self._alpha = "hidden" if asked == "auto" else asked  # no other choice sends less
         self._link_bytes_s = request.cluster.host_link_bytes_s
@@ -158,7 +158,7 @@ class LeastWaits:
             optimizer = optimizer_bytes(shape, layout.interleave, layout.mesh.pipe)[1]
             self._rates[key] = _Rates(
                 token_bytes(shape, stash_of(places, "float32")),
-                flops_before_loops(shape) / self._flops_s,
+                (flops_before_loops(shape, 1) or 0.0) / self._flops_s,
                 max(0, usable_host_bytes(self.request.cluster) - optimizer),
             )
         return self._rates[key]

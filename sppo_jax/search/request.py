@@ -87,6 +87,11 @@ class Request:
         return math.lcm(tile, KERNEL_TILE) if self.kernel == "pallas" else tile
 
     @property
+    def has_one_document(self) -> bool:
+        """Whether each sequence holds one document at most; teams move documents between sequences."""
+        return self.config.data.has_one_document and self.config.sequence.groups != "flex"
+
+    @property
     def allows_breadth_first(self) -> bool:
         """Whether the config allows a breadth-first schedule, and does not ask for it."""
         config = self.config

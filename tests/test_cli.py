@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import yaml
+from quick_flags import QUICK_XLA_FLAGS
 
 from sppo_jax.cli import main
 from sppo_jax.plan.json_format import REPORT_KEYS
@@ -296,10 +297,11 @@ def test_a_plan_edited_by_hand_is_checked(config, tmp_path, capsys, edit, messag
 
 
 def test_train_follows_a_given_plan_on_devices_of_its_own(config, tmp_path, capsys):
-    """In a process without any of the test's settings, as a user would start it."""
+    """In a process without the test's devices, as a user would start it, but compiled soon."""
     main(["plan", config, "--json", "sequence.chunks=2"])
     (tmp_path / "plan.json").write_text(capsys.readouterr().out)
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
+    environment["XLA_FLAGS"] = QUICK_XLA_FLAGS
     words = ["train", config, "--run-dir", "run", "train.log_every=1", "--plan", "plan.json"]
     done = subprocess.run(
         [sys.executable, "-m", "sppo_jax.cli", *words], env=environment, capture_output=True, text=True

@@ -42,7 +42,7 @@ from sppo_jax.schedule.waiting import waiting_room
 from sppo_jax.search.evaluate import costs_of, memory_of, shape_of_plan
 from sppo_jax.search.make import make_plan
 
-NUM_PLANS = 216
+IN_CI, IN_ALL = 84, 216  # plans; a pattern of 10, 7, 9, 11 and 4 makes them unlike
 PLACES = [
     ("keep", "keep", "keep"),
     ("keep", "keep", "recompute"),
@@ -213,12 +213,12 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def plans():
+@pytest.fixture(scope="module", params=[IN_CI, pytest.param(IN_ALL, marks=pytest.mark.slow)])
+def plans(request):
     """Many plans with what they were made of."""
     generator, found = random.Random(0), []
     with jax.enable_x64(True):
-        while len(found) < NUM_PLANS:
+        while len(found) < request.param:
             try:
                 config = draw(generator)
                 if len(found) % 10 == 9:
@@ -245,6 +245,11 @@ def plans():
                 continue  # a draw that the rules do not allow
             found.append((config, plan, step))
         yield found
+
+
+def enough(plans, of_all: int) -> int:
+    """Returns how many plans of a sort all of them must exceed; of those of CI, half of their share."""
+    return of_all if len(plans) == IN_ALL else of_all * len(plans) // (2 * IN_ALL)
 
 
 def layouts(step: Step):
@@ -333,16 +338,16 @@ def test_stash_bytes_are_those_charged_class_by_class(plans):
             assert charged == [kept, host], (plan.stash, name)
             seen[bool(kept), bool(host)] += 1
             seen["unlike"] += are_unlike(config.model, shape.layers)
-    assert min(seen[True, True], seen[True, False], seen[False, True]) > 10 and seen["unlike"]
-    assert sum(plan.stash.attention_from > 0 for _, plan, _ in plans) > 10
-    assert sum(bool(name.host_kv) for _, _, step in plans for name in step.program.stash.classes) > 10
-    assert sum(bool(step.layers.states) for _, _, step in plans) > 10
+    assert min(seen[True, True], seen[True, False], seen[False, True]) > enough(plans, 10) and seen["unlike"]
+    assert sum(plan.stash.attention_from > 0 for _, plan, _ in plans) > enough(plans, 10)
+    assert sum(bool(name.host_kv) for _, _, step in plans for name in step.program.stash.classes) > enough(plans, 10)
+    assert sum(bool(step.layers.states) for _, _, step in plans) > enough(plans, 10)
     assert any(not step.layers.kv for _, _, step in plans)
     of_period = [plan.stash for _, plan, _ in plans if plan.stash.inputs == "period"]
-    assert len(of_period) > 15 and {stash.kv for stash in of_period} > {"keep", "host"}
+    assert len(of_period) > enough(plans, 15) and {stash.kv for stash in of_period} > {"keep", "host"}
     assert {stash.attention for stash in of_period} == {"keep", "host", "recompute"}
     lone = [plan.stash for _, plan, _ in plans if plan.stash.inputs == "period" and plan.schedule.interleave == 6]
-    assert len(lone) > 4 and {stash.attention for stash in lone} >= {"keep", "host"}
+    assert len(lone) > enough(plans, 4) and {stash.attention for stash in lone} >= {"keep", "host"}
 
 
 def test_what_comes_back_for_keys_and_values_is_what_is_charged(plans):
@@ -357,7 +362,9 @@ def test_what_comes_back_for_keys_and_values_is_what_is_charged(plans):
             came = layout.again_lines * row.shape[1] * row.dtype.itemsize
             assert came == refetch_bytes(name, shape, plan.stash), (plan.stash, name)
             seen[plan.stash.kv, bool(step.layers.tails), came > 0] += 1
-    assert min(seen["rebuild", True, True], seen["host", True, True], seen["host", False, True]) > 5, seen
+    assert min(seen["rebuild", True, True], seen["host", True, True], seen["host", False, True]) > enough(plans, 5), (
+        seen
+    )
 
 
 def test_keys_and_values_of_layers_with_tails_are_those_charged(plans):
@@ -371,7 +378,7 @@ def test_keys_and_values_of_layers_with_tails_are_those_charged(plans):
         holders = memory_of(plan, config).holders
         assert sum(one.size_bytes for one in holders if one.name == "kv") == 2 * itemsize * slots * of_slot
         seen[plan.stash.inputs == "period"] += len(step.layers.kv) > 1
-    assert seen[True] > 10 and seen[False] > 10
+    assert min(seen[True], seen[False]) > enough(plans, 10)
 
 
 @pytest.mark.parametrize("head_dim,in_cache", [(64, 128), (128, 128), (192, 256)])
@@ -430,7 +437,7 @@ def test_ring_bytes_are_those_charged(plans, cheap_attention):
                     seen[kind, which, plan.kernel] += 1
         # A mean of two kinds is rounded; of one kind the bytes are whole.
         assert charged == (sent if len(step.blocks) == 1 else pytest.approx(sent, rel=1e-12)), plan.describe()
-    assert len(seen) == 8 and min(seen.values()) > 50
+    assert len(seen) == 8 and min(seen.values()) > enough(plans, 50)
 
 
 @pytest.mark.parametrize("kernel", ["cudnn", "blockwise"])

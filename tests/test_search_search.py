@@ -108,7 +108,7 @@ def crossed(*settings):
 
 @pytest.mark.parametrize(
     ("figures", "per_step", "balance"),
-    crossed((0, "auto", (0, 3, 4)), (4, "auto", (0,)), (0, "cost", (0,))),
+    crossed((0, "auto", (0, 3, 4)), (4, "auto", ()), (0, "cost", (0,))),
 )
 def test_nothing_is_faster_than_what_is_found(figures, per_step, balance):
     cluster = small(platform="gpu", **figures)  # no CPU: chunks of equal cost are tried
@@ -660,9 +660,9 @@ def test_the_ticks_of_a_stream_are_those_of_the_table(pipe, groups, chunks):
 @pytest.mark.parametrize(
     ("asked", "most"),
     [
-        (large(), 25),
+        pytest.param(large(), 25, marks=pytest.mark.slow),
         (large(schedule=PLAIN), 25),
-        (large("llama2-70b", "a100-80g:128x8"), 55),
+        pytest.param(large("llama2-70b", "a100-80g:128x8"), 55, marks=pytest.mark.slow),
         (large("qwen3-32b", "a100-80g:128x8"), 55),
     ],
 )
@@ -956,7 +956,7 @@ SEVERAL = dict(mesh={"data": 1, "pipe": 8, "seq": 8}, hardware={"network_bytes_s
     [
         ("llama2-7b", 2**17, 4, 0.80, 0.847),
         ("llama2-7b", 2**16, 8, 0.74, 0.81),
-        ("llama3-8b", 2**19, 4, 0.86, 0.89),
+        pytest.param("llama3-8b", 2**19, 4, 0.86, 0.89, marks=pytest.mark.slow),
     ],
 )
 def test_waves_are_searched_and_chosen_where_they_are_faster(preset, length, sequences, share, by_waves):

@@ -87,6 +87,21 @@ def test_blocks_that_a_window_visits_grow_with_the_window_and_not_with_the_prefi
     assert visited(4032, 0) == 253 + 254 + 255 + 256
 
 
+def test_products_over_queries_are_made_in_the_form_that_cpus_make_quickly():
+    """[K, C, H] takes twice the time of [K, H, C], and the compiler chooses the slow one if it can."""
+    tags, heads, kv_heads, width = random_tags(np.random.default_rng(0), 32), 6, 2, 5
+    q, k = jnp.ones((32, heads, width), jnp.float32), jnp.ones((kv_heads, 32, width), jnp.float32)
+    mask = Mask(tags, tags, blockwise.find_blocks(tags, tags))
+
+    def gradients(q, k):
+        cotangent = Cotangent(q, jnp.zeros((32, heads)), jnp.zeros((32, heads)))
+        return blockwise.backward(q, Prefix(k, k, ()), mask, cotangent, Gradients(k, k))
+
+    text = jax.jit(gradients).lower(q, k).compile().as_text()
+    products = [line.split(" = ")[1].split("{")[0] for line in text.splitlines() if " dot(" in line]
+    assert products.count("f32[2,5,16]") == 2 and "f32[2,16,5]" not in products and len(products) == 5, products
+
+
 def test_merging_two_halves_gives_the_whole(x64):
     rng = np.random.default_rng(1)
     tags = random_tags(rng, 40)

@@ -47,6 +47,17 @@ def _block_mask(q_tags, mask: Mask, block, start, block_k):
     return visible(q_tags, Tags(*rows), mask.window) & fresh[None]
 
 
+def _add_turned(buffer, index, value_KHC):
+    """Adds a block whose last two dims are swapped.
+
+    XLA:CPU takes half the time for a product over queries in this form. The block is swapped with the sum, because a
+    product that is swapped by itself XLA writes in the other form again.
+    """
+    num_kv_heads, head_dim, block_k = value_KHC.shape
+    old_KHC = buffers.read(buffer, index, (num_kv_heads, block_k, head_dim)).swapaxes(1, 2)
+    return buffers.write(buffer, index, (old_KHC.astype(value_KHC.dtype) + value_KHC).swapaxes(1, 2))
+
+
 def _query_blocks(x_TNH, num_kv_heads: int, block_q: int):
     """[T, N, H] -> [T/Q, K, G*Q, H]; rows added at the end are zero."""
     num_tokens, num_heads, head_dim = x_TNH.shape
@@ -157,8 +168,8 @@ def backward(
             p = p.astype(q_KMH.dtype).reshape(ds.shape)
             dq_KMH = dq_KMH + jnp.einsum("kmc,kch->kmh", ds, k_KCH, preferred_element_type=acc)
             where = (*prefix.grads_at, 0, start)
-            dk = buffers.add(dk, where, jnp.einsum("kmc,kmh->kch", ds, q_KMH, preferred_element_type=acc))
-            dv = buffers.add(dv, where, jnp.einsum("kmc,kmh->kch", p, dout_KMH, preferred_element_type=acc))
+            dk = _add_turned(dk, where, jnp.einsum("kmc,kmh->khc", ds, q_KMH, preferred_element_type=acc))
+            dv = _add_turned(dv, where, jnp.einsum("kmc,kmh->khc", p, dout_KMH, preferred_element_type=acc))
             return dq_KMH, dk, dv
 
         dq, *sums = lax.fori_loop(first, last, key_block, (jnp.zeros(q_KMH.shape, acc), *sums))

@@ -90,10 +90,11 @@ def _softmax_stats(logits_CV, targets_C, num_entries, num_stages):
     top = lax.pmax(top, AXIS) if num_stages > 1 else top
     rows, inside = _local(targets_C, num_entries, num_stages)
     wanted = jnp.where(inside, jnp.take_along_axis(logits_CV, rows[:, None], -1)[:, 0], 0)
-    # Of equal logits the first one counts, as with argmax. So one at the target adds 1, and one before it adds 2.
-    before_CV = jnp.arange(num_entries, dtype=jnp.int32) - (targets_C - stage_index(num_stages) * num_entries)[:, None]
-    marks_CV = jnp.where(before_CV < 0, 2, jnp.where(before_CV == 0, 1, 0)).astype(logits_CV.dtype)
-    marks = jnp.where(logits_CV == top[:, None], marks_CV, 0).sum(-1)
+    # Of equal logits the first one counts, as with argmax. So a stage's first adds 1 at the target, and 2 before it.
+    entries_V = jnp.arange(num_entries, dtype=jnp.int32)
+    first = jnp.where(logits_CV == top[:, None], entries_V, jnp.int32(2**31 - 1)).min(-1)
+    target = targets_C - stage_index(num_stages) * num_entries
+    marks = jnp.where(first < target, 2, jnp.where(first == target, 1, 0)).astype(logits_CV.dtype)
     sums = jnp.stack([jnp.exp(logits_CV - top[:, None]).sum(-1), wanted, marks])
     total, wanted, marks = lax.psum(sums, AXIS) if num_stages > 1 else sums
     return jnp.log(total) + top, wanted, marks == 1

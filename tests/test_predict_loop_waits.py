@@ -103,11 +103,11 @@ def test_no_loop_is_charged_where_the_plan_knows_its_count():
 @pytest.mark.parametrize(
     "groups",
     [
-        dict(schedule={"name": "breadth-first"}),
+        dict(schedule={"name": "breadth-first"}, sequence={"length": 2**17, "chunks": 2}),
         dict(schedule={"name": "sppo"}, mesh={"pipe": 4}, sequence={"length": 2**19, "chunks": 8}),
         dict(stash=ON_HOST | {"waiting": "host"}, sequence={"length": 2**19, "chunks": 8}),
     ],
-    ids=["one chunk", "a pipeline", "chunks wait"],
+    ids=["two chunks", "a pipeline", "chunks wait"],
 )
 def test_what_is_charged_is_what_leaves_the_device(groups):
     """All bytes to the host, each once; a stash is charged in the forward that makes it, a tick early."""
@@ -138,6 +138,17 @@ def test_a_step_is_longer_by_what_its_loops_wait():
     assert found.step_s == pytest.approx(free.step_s + sum(want)) and found.busy_s == free.busy_s
     assert [a - b for a, b in zip(found.tick_s, free.tick_s, strict=True)] == pytest.approx(want)
     assert {tick.kind for tick, wait in zip(table.ticks, want, strict=True) if wait} == {"F"}
+
+
+def test_what_a_lone_tick_writes_is_copied_by_kernels():
+    """Of one chunk on one stage the first and the last group are ticks outside of loops, as compiled."""
+    for groups, charged in ((16, 14), (4, 2), (2, 1)):
+        pins = dict(mesh={"pipe": 1}, schedule={"name": "breadth-first", "interleave": groups})
+        config, plan = planned(**pins, sequence={"length": 2**17, "chunks": 1})
+        writes = writes_of(config, plan)
+        assert sum(write.copying_s > 0 for write in writes) == charged
+        two = planned(**pins, sequence={"length": 2**17, "chunks": 2})
+        assert sum(write.copying_s > 0 for write in writes_of(*two)) == 2 * groups - 1
 
 
 def test_the_slowest_stage_decides_how_long_a_tick_waits():

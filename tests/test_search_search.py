@@ -291,7 +291,7 @@ def test_nothing_is_faster_than_what_is_found_where_loops_wait(figures, per_step
 
 def no_loop_waits(monkeypatch):
     for module in (copies, least_waits):
-        monkeypatch.setattr(module, "has_unknown_loops", lambda *_: False)
+        monkeypatch.setattr(module, "has_unknown_loops", lambda *_, **__: False)
 
 
 def test_a_stash_stays_on_the_device_where_loops_would_wait_for_it(monkeypatch):

@@ -52,6 +52,7 @@ def loop_writes(table: Table, shape: MemoryShape, stash: StashPlan, costs: CostM
 
     A forward writes a stash, taken to be of its own diagonal as in `copy_seconds`. A backward writes gradient sums, if
     these wait on the host; none of its compute counts as before its first loop. Either may write a waiting chunk.
+    What a lone tick writes is copied by kernels, which hold up no loop.
     """
     before = flops_before_loops(shape, table.num_chunks)
     if not (has_unknown_loops(shape.platform, shape.kernel) and costs.attention) or before is None:
@@ -64,15 +65,28 @@ def loop_writes(table: Table, shape: MemoryShape, stash: StashPlan, costs: CostM
     merged = merged_classes(table, stash, classes)
     of_class = [slot_bytes(merged.get(one, one), token)[1] / link_bytes_s for one in classes.distinct]
     token_s = before / costs.cluster.device.linear_flops_s(costs.compute_bytes) / shape.seq
-    numbers, found = classes.of_bundle.tolist(), []
+    numbers, alone = classes.of_bundle.tolist(), _lone_ticks(table)
+    found: list[Write] = []
     for tick, bundle, tokens, put in zip(table.ticks, table.tick_bundles, table.tick_tokens, put_s, strict=True):
-        if bundle is None:
+        if bundle is None or len(found) in alone:
             found.append(Write())
         elif tick.kind == "F":
             found.append(Write(of_class[numbers[bundle]] + put, token_s * tokens))
         else:
             found.append(Write(sums_s + put))
     return tuple(found)
+
+
+def _lone_ticks(table: Table) -> frozenset[int]:
+    """Returns the forward ticks that are in no loop: of one chunk on one stage, those of the first and the last group.
+
+    Of fewer than four groups none is left out. All their ticks are alone, but kernels take compute units, which nothing
+    charges, and a search would find these plans faster than they are.
+    """
+    if not table.passes_groups_in_turn or table.num_sequences * table.num_chunks * table.num_stages > 1:
+        return frozenset()
+    forwards = [index for index, tick in enumerate(table.ticks) if tick.kind == "F"]
+    return frozenset((forwards[0], forwards[-1]) if len(forwards) > 3 else ())
 
 
 def _weights_seconds(table: Table, costs: CostModel) -> float:

@@ -62,11 +62,13 @@ class LeastWaits:
         if not is_bounded or (rates := self._rates_of(layout, places)).token.tails:
             return 0.0
         tokens = self._uncut_tokens(layout)
-        # With one chunk, the stash of a whole group stays. Equal chunks may differ by a multiple.
+        # With one chunk, the first group's write holds up no loop, and the last one writes nothing. Equal chunks may
+        # differ by a multiple.
         most = tokens * (1 + layout.multiple_tokens / smallest_chunk(layout))
         share = self._least_share(layout, places, self._alpha, self._linear_s(layout))
         share = self._in_room(layout, rates, share, most, layout.interleave)
-        return layout.sequences * (layout.interleave - 1) * tokens * self._token_wait_s(rates, share)
+        groups = layout.interleave - (2 if layout.interleave > 3 else 1)
+        return layout.sequences * groups * tokens * self._token_wait_s(rates, share)
 
     def of_uncut(self, partition: Partition, places: Places) -> float:
         """Returns the least seconds of a step with equal chunks; 0 for others."""
@@ -102,6 +104,8 @@ class LeastWaits:
             return 0.0  # chunks of several waves go round the stages together
         # Waves that follow each other in a stream share ticks, but for those that fill the pipeline.
         kept = layout.sequences // partition.wave + (not one_by_one)
+        if partition.is_breadth_first and layout.sequences * partition.num_chunks * layout.mesh.pipe == 1:
+            kept = 2 if layout.interleave > 3 else 1  # see `copies.loop_writes`
         in_flight = partition.wave if one_by_one else layout.sequences
         share = self._least_share(layout, places, alpha, forward_s)
         share = self._in_room(layout, rates, share, longest, in_flight * layout.interleave * partition.num_chunks)

@@ -1,6 +1,6 @@
 """A grid of searches: the fastest step that each finds and the seconds it takes, beside those of a stored run.
 
-Run: python -m bench.search_grid --out new.json [--against old.json] [--only TEXT]
+Run: python -m bench.search_grid --out new.json [--against old.json] [--only TEXT] [--documents KIND]
 
 Steps are the planner's simulation. Seconds of a search are those of one processor core (`time.process_time`), so that
 other work on the machine changes them little.
@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.documents import KINDS, drawn
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import parse_cluster
 from sppo_jax.search.search import search
@@ -76,11 +77,13 @@ def settings() -> list[Setting]:
     return full + slow + edges
 
 
-def run(setting: Setting) -> dict[str, Any]:
-    """Returns what the search of a setting finds, in plain numbers."""
+def run(setting: Setting, kind: str | None = None) -> dict[str, Any]:
+    """Returns what the search of a setting finds for documents of a kind, in plain numbers."""
+    config = setting.config()
+    documents = drawn(config.model, setting.length, KINDS[kind]) if kind else None
     start_s = time.process_time()
     try:
-        found = search(setting.config(), parse_cluster(setting.cluster))
+        found = search(config, parse_cluster(setting.cluster), documents)
     except ValueError as error:
         return {"error": str(error), "search_s": time.process_time() - start_s}
     plan, stash = found.plan, found.plan.stash
@@ -103,6 +106,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--against", type=Path)
     parser.add_argument("--only", default="")
+    parser.add_argument(
+        "--documents", choices=KINDS, help="kind of documents; full ones that are not counted by default"
+    )
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     stored = json.loads(given.against.read_text()) if given.against else {}
@@ -110,7 +116,7 @@ def main() -> None:
     for setting in settings():
         if given.only not in setting.name:
             continue
-        results[setting.name] = one = run(setting)
+        results[setting.name] = one = run(setting, given.documents)
         before = stored.get(setting.name, {})
         ratio = one.get("fastest_s", 0) / before["fastest_s"] if before.get("fastest_s") else 0.0
         took = f"{one['search_s']:.2f} s" + (f" (was {before['search_s']:.2f})" if before else "")

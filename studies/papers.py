@@ -143,27 +143,26 @@ def _names(rows: list[Row]) -> list[str]:
 
 
 _CONSTANTS = """\
-Calibrated for the A100 (and A800): attention efficiency {a100.attention_efficiency:.3f} ({kernel.name}:
-{kernel.value} TFLOP/s, {kernel.source} {kernel.mark}); matmul efficiency {a100.matmul_efficiency:.3f} and
-{overhead:.1f} ms a unit (the first two calibration cells below). The milliseconds are Megatron's, with its timers and
-blocking sends, and are not used for this project's program. The matmul efficiency is used. The attention efficiency is
-not, because it belongs to FlashAttention, and this project runs cuDNN's kernel (*Against published kernel benchmarks*).
-With the same two schedules of other rows of the table as calibration cells the A100's mean error would be {low:.1%}
-to {high:.1%}. For the H100 one constant is calibrated, attention efficiency {h100.attention_efficiency:.3f}: it belongs
-to the kernel under ALST and is not used for this project's kernel. TRL runs cuDNN's kernel, as this project does, and
-is predicted with the planner's own constants of the H100: attention from NVIDIA's kernel benchmark, and an assumed
-matmul efficiency. MaxText's attention takes the cycles of its kernel's bundles, no fewer than at the peak, divided by
-{reached:.3f}, which is calibrated on the run of 2M tokens on 64 v5p; at 10M and 14M one of a chip's two cores runs the
-backward, as compiled for one sequence a device (`studies/tokamax.py`). The clock of TPU7x is not published; it is
-calibrated on the run of 2M tokens there: {clock:.2f} GHz. Both constants are used for this project's kernel. Matmuls
-reach {matmul} of the peak of a TPU, which is assumed.
+Calibrated for the A100 (and A800): attention efficiency {a100.attention_efficiency:.3f} ({kernel.name}: {kernel.value}
+TFLOP/s, {kernel.source} {kernel.mark}); matmul efficiency {a100.matmul_efficiency:.3f} and {overhead:.1f} ms a unit
+(the first two calibration cells below). The milliseconds are Megatron's, with its timers and blocking sends, and are
+not used for this project's program. The matmul efficiency is used. The attention efficiency is not, because it belongs
+to FlashAttention, and this project runs cuDNN's kernel (*Against published kernel benchmarks*). With the same two
+schedules of other rows of the table as calibration cells the A100's mean error would be {low:.1%} to {high:.1%}. For
+the H100 one constant is calibrated, attention efficiency {h100.attention_efficiency:.3f}: it belongs to the kernel
+under ALST and is not used for this project's kernel. TRL runs cuDNN's kernel, as this project does, and is predicted
+with the planner's own constants of the H100, those that one H100 measured. MaxText's attention takes the cycles of its
+kernel's bundles, no fewer than at the peak, divided by {reached:.3f}, which is calibrated on the run of 2M tokens on 64
+v5p; at 10M and 14M one of a chip's two cores runs the backward, as compiled for one sequence a device
+(`studies/tokamax.py`). The clock of TPU7x is not published; it is calibrated on the run of 2M tokens there: {clock:.2f}
+GHz. Both constants are used for this project's kernel. Matmuls reach {matmul} of the peak of a TPU, which is assumed.
 
 Caveat: the terms of the model were written with the tables of Seq1F1B, SPPO and BurstEngine in view. For these systems
 the comparison tests consistency over systems, lengths and schedules with few constants; it is no blind prediction. The
 cells of TRL and MaxText, ALST at 32K and 160K, and of BurstEngine the scaling runs of 2 to 16 GPUs, the half-kept runs
 of 7B 2M and 14B 2M, and all recomputed runs but the ring's 7B 4M were added later. After that, the waves and tails of
-attention and the H100's attention efficiency were added from the kernel benchmarks below, which no run here entered.
-They moved TRL's mean error from 5.9% to {trl:.1%}, and SPPO's from 5.9% to {sppo:.1%}."""
+attention were added from the kernel benchmarks below, and the H100's constants from runs of this project; no run here
+entered them. They moved TRL's mean error from 5.9% to {trl:.1%}, and SPPO's from 5.9% to {sppo:.1%}."""
 
 
 def _constants(judged: list[Row], rates: Calibration, cells: list[Cell]) -> str:

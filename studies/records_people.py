@@ -64,10 +64,9 @@ seconds: nothing was run. Theirs were run.
 * MFU is causal: (6 P + 6 L N H S) FLOPs per token, divided by the peak of {peak:.0f} TFLOP/s. P excludes the embedding
   and counts only the experts that a token uses, N is the number of query heads, and recomputation does not count. The
   last column compares MFU, because some lengths differ.
-* The planner assumes {matmul:.0f} TFLOP/s for matrix products, {share:.0%} of the peak. For cuDNN's attention over long
-  prefixes it uses {forward:.0f} TFLOP/s forward and {backward:.0f} backward. These two rates come from NVIDIA's
-  benchmark of cuDNN 9.27 on an H200, `benchmark/attention_training/results/llama3.1` of 2026-09-28 in
-  NVIDIA/cudnn-frontend. The H100 has the same peak.
+* The planner uses {matmul:.0f} TFLOP/s for matrix products, {share:.0%} of the peak, and {forward:.0f} TFLOP/s
+  forward and {backward:.0f} backward for cuDNN's attention over long prefixes. One H100 measured these rates
+  (cuDNN 9.19, 2026-11-26).
 * A host has 2 TB of memory. A single GPU has all of it, and each of eight GPUs has an eighth. "With the rest" says that
   queries and MLP products are stashed too, so that only norms and activation functions are recomputed.
 * TRL: trl#6846 and, with experts, trl#6845 [V], with cuDNN's attention and recomputed layers. ALST: tables of steps in

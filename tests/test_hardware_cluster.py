@@ -1,6 +1,7 @@
 """Devices, clusters and measured figures: what is read, and what is refused in one line."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -151,6 +152,7 @@ def test_measured_figures_take_the_place_of_the_datasheet(tmp_path):
     # Of 40 ms forward and backward, 10 are the forward's, which has 2 of the 7 products.
     assert device.matmul_flops_s * device.attention_efficiency == pytest.approx(5e14 * 4 / 3.5)
     assert (device.attention_backward, device.attention_block) == (3.0, 0)
+    assert make_cluster(device, 8).host_link_bytes_s == 5.5e10  # no other card slows what was measured beside them
     assert (device.host_link_bytes_s, device.hbm_bytes_s, device.overhead_s) == (5.5e10, 4e12, 2e-4)
     assert device.overhead_tokens == 200
     # What was not measured stays: capacities, and the link where there was one device.
@@ -178,22 +180,73 @@ def test_float32_is_slower_than_bfloat16_on_a_gpu_and_not_on_a_tpu():
 
 
 def test_the_blockwise_kernel_is_bound_by_the_scores_it_moves():
-    device = DEVICES["h100"]
+    device = DEVICES["h200"]
     assert device.attention_flops_s(2, "cudnn", 128) == 619e12
     # Measured on one H100 with heads of 64 and of 128: seconds of forward and backward together.
     share = (1 / 586 + 2.5 / 541) / (1 / 427 + 2.5 / 425)
     assert device.attention_flops_s(2, "cudnn", 64) == pytest.approx(share * 619e12, rel=0.01)
     assert replace(device, attention_head_dim=64).attention_flops_s(2, "cudnn", 64) == 619e12
     # 4 * 128 FLOPs a score, 12 bytes of it in float32 and 4 of its exponential in bfloat16.
-    assert device.attention_flops_s(2, "blockwise", 128) == 512 * 3.35e12 / 16
+    assert device.attention_flops_s(2, "blockwise", 128) == 512 * 4.8e12 / 16
     assert DEVICES["v5p"].attention_flops_s(4, "blockwise", 64) == 256 * 2.765e12 / 20
     # What was measured, or a CPU's figure, is of the blockwise kernel already.
     assert replace(device, attention_block=512).attention_flops_s(2, "blockwise", 128) == 619e12
     assert DEVICES["cpu"].attention_flops_s(4, "blockwise", 64) == 5e10
 
 
+@pytest.mark.parametrize(
+    "text, bytes_s, is_assumed",
+    [
+        ("h100:1x8", 33 * 2**30, True),
+        ("h200:2x5", 33 * 2**30, True),
+        ("b300:1x8", 33 * 2**30, True),
+        ("h100:2x4", 50e9, False),
+        ("h100:1x1", 50e9, False),
+        ("a100-80g:1x8", 13e9, False),
+        ("l40s:1x8", 25e9, False),
+        ("gh200:2x4", 4 * 384e9 / 8, False),
+        ("gb200:2x4", 96e9, False),
+        ("v5p:2x2x1", 16e9, False),
+    ],
+)
+def test_more_than_four_cards_of_an_x86_host_slow_each_others_copies(text, bytes_s, is_assumed):
+    cluster = parse_cluster(text)
+    assert (cluster.host_link_bytes_s, cluster.shares_host_link) == (bytes_s, is_assumed)
+    fast = replace(cluster, device=replace(cluster.device, host_link_bytes_s=1e12, host_memory_bytes_s=1e15))
+    of_many = {"h100": (47, 33), "h200": (47, 33), "b300": (47, 33), "a100-80g": (47, 33), "l40s": (47, 33)}
+    few, many = (size * 2**30 for size in of_many.get(cluster.device.name, (math.inf, math.inf)))
+    assert fast.host_link_bytes_s == min(1e12, few if cluster.devices_per_host <= 4 else many)
+
+
+@pytest.mark.parametrize(
+    "text, bytes_s",
+    [
+        ("h100:2x8", 50e9),
+        ("a100-80g:2x8", 25e9),
+        ("b300:2x8", 77e9),
+        ("l40s:2x4", 25e9),
+        ("h100:1x8", math.inf),
+        ("gh200:2x4", math.inf),
+        ("v5p:4x4x4", math.inf),
+        ("cpu:2x2", math.inf),
+    ],
+)
+def test_a_card_copies_and_sends_to_other_hosts_on_one_link(text, bytes_s):
+    assert parse_cluster(text).slot_bytes_s == bytes_s
+
+
+def test_one_h100_has_rates_of_its_own_and_other_cards_those_of_the_published_table():
+    own, table = DEVICES["h100"], DEVICES["h200"]
+    assert own.attention_flops_s(2, "cudnn", 128) == 580e12 and own.linear_flops_s(2) == 0.73 * 989e12
+    assert not own.assumed and own.elementwise_bytes_s == 0.57 * 3.35e12
+    for name in ("h100-pcie", "h100-nvl", "h200-nvl", "h800", "h20", "gh200"):
+        device = DEVICES[name]
+        same = [(one.attention_efficiency, one.attention_backward, one.matmul_efficiency) for one in (device, table)]
+        assert same[0] == same[1] and device.assumed and device.elementwise_bytes_s == math.inf
+
+
 def test_the_devices_of_a_host_share_its_memory():
     assert parse_cluster("a100-80g:2x8").host_link_bytes_s == 13e9
-    assert parse_cluster("h100:2x8").host_link_bytes_s == 614e9 / 16
-    assert parse_cluster("h100:2x4").host_link_bytes_s == 50e9
+    slow = replace(DEVICES["h100"], host_memory_bytes_s=400e9)
+    assert make_cluster(slow, 8).host_link_bytes_s == 400e9 / 16
     assert make_cluster(DEVICES["cpu"], 2).host_link_bytes_s == 10e9

@@ -1,10 +1,12 @@
 """Measured figures as JSON: written, read back, and refused where they do not hold together."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from sppo_jax.attention import blockwise
+from sppo_jax.hardware.attention_rates import AttentionCall
 from sppo_jax.hardware.measured_figures import (
     BLOCK,
     AttentionFigure,
@@ -49,6 +51,29 @@ def test_attention_counts_by_its_best_chunk_over_the_longest_prefix():
     assert PROFILE.attention_flops_s == 5e9
 
 
+def test_rates_come_from_a_list_of_calls_and_in_older_files_from_chunks(tmp_path):
+    # Of 300 ms forward and backward, 100 are the forward's, which has 2 of the 7 products; cuDNN's pairs count as such.
+    older = replace(PROFILE, kernel="cudnn")
+    assert older.attention_rates.flops_s("forward", 512, 4608) == pytest.approx(5e9 * 3 * 2 / 7)
+    assert older.attention_rates.flops_s("backward", 256, 4352) == pytest.approx(4e9 * 1.5 * 5 / 7)
+    # The blockwise kernel computes whole blocks of keys: 4608 instead of 4096 + 256 of each query.
+    blocks = PROFILE.attention_rates.flops_s("forward", 512, 4608)
+    assert blocks == pytest.approx(5e9 * 3 * 2 / 7 * 4608 / (4096 + 256))
+    calls = (
+        AttentionCall(way="forward", queries=8192, keys=32768, flops_s=577e12),
+        AttentionCall(way="backward", queries=32768, keys=32768, flops_s=487e12),
+    )
+    path = tmp_path / "profile.json"
+    write_profile(replace(older, attention_calls=calls), path)
+    found = read_profile(path).attention_rates
+    assert (found.flops_s("forward", 512, 4608), found.flops_s("backward", 512, 4608)) == (577e12, 487e12)
+    # Files of before have no such list.
+    values = json.loads(path.read_text())
+    del values["attention_calls"]
+    path.write_text(json.dumps(values))
+    assert read_profile(path) == older
+
+
 @pytest.mark.parametrize(
     "start, tokens, pairs",
     [(0, 512, 512 * 512), (0, 1024, 3 * 512 * 512), (512, 128, 128 * 1024), (0, 513, 3 * 512 * 512), (100, 8, 8 * 512)],
@@ -67,7 +92,10 @@ def test_pairs_in_whole_blocks_of_a_window(start, tokens, window):
 
 def test_the_block_is_the_kernels():
     assert BLOCK == blockwise.BLOCK_Q == blockwise.BLOCK_K
-    assert PROFILE.attention_block == BLOCK and PROFILE.attention_backward == 2.0
+    assert PROFILE.attention_block == BLOCK
+
+
+CALL = {"way": "forward", "queries": 8, "keys": 8, "flops_s": 1e12}
 
 
 def edited(**changes):
@@ -91,6 +119,17 @@ def edited(**changes):
         ({"attention": []}, r"attention must be a list of figures, got \[\]"),
         ({"attention": [1]}, r"attention\[0\] must be an object, got 1"),
         ({"matmul": [{"rows": 8}]}, r"the file lacks matmul\[0\].columns"),
+        ({"attention_calls": 3}, "attention_calls must be a list of figures, got 3"),
+        (
+            {"attention_calls": [{**CALL, "way": "up"}]},
+            r"attention_calls\[0\].way must be forward or backward, got 'up'",
+        ),
+        (
+            {"attention_calls": [{**CALL, "queries": 9}]},
+            r"attention_calls\[0\] must have at least as many keys as .* 8 keys and 9 queries",
+        ),
+        ({"attention_calls": [{**CALL, "keys": 0}]}, r"attention_calls\[0\].keys must be a positive number, got 0"),
+        ({"attention_calls": [CALL]}, "attention_calls must have calls of both ways, got none backward"),
         (
             {"attention": [{**vars(ATTENTION), "forward_s": "fast"}]},
             r"attention\[0\].forward_s must be a positive number, got 'fast'",

@@ -7,6 +7,7 @@ import pytest
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, make_cluster
+from sppo_jax.hardware.attention_rates import AttentionCall, make_rates
 from sppo_jax.models.counts import chunk_pairs, layer_costs, vocabulary_params
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.costs import ALONE, CostModel, Recompute, StageShape, cost_model
@@ -258,3 +259,26 @@ def test_factors_must_make_up_the_axis():
             StageShape(mesh=replace_seq, ulysses=2, ring=1, layers=1, compute_bytes=2, kernel="cudnn", length=64),
             Recompute(linear=True),
         )
+
+
+def test_attention_takes_the_measured_rate_of_its_call():
+    call = dict(queries=64, keys=128)
+    rates = make_rates(
+        [
+            AttentionCall(way="forward", queries=16, keys=128, flops_s=0.5),
+            AttentionCall(way="forward", flops_s=1.0, **call),
+            AttentionCall(way="backward", queries=16, keys=128, flops_s=1.0),
+            AttentionCall(way="backward", flops_s=0.8, **call),
+        ]
+    )
+    # A ring of two: a member has half of the queries and keys.
+    measured, constant = (costs(seq=2, ring=2, linear=False, attention_rates=one) for one in (rates, None))
+    no_scores = replace(constant, attention=())
+    for kind, of_short, of_long in (("F", 2.0, 1.0), ("B", 1.0, 1.25)):
+        for tokens, slower in ((32, of_short), (128, of_long)):
+            start = 256 - tokens
+            found, before = (
+                one.compute_s(kind, start, tokens) - no_scores.compute_s(kind, start, tokens)
+                for one in (measured, constant)
+            )
+            assert found == pytest.approx(slower * before)

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from document_cases import alike, drawn, packed
 
+from bench.documents import alike, drawn, packed
 from sppo_jax.config import config_from_dict
 from sppo_jax.models.counts import chunk_pairs
 from sppo_jax.predict import documents as module

@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
-from document_cases import alike
 from report_cases import small_config, small_figures, too_large
 
+from bench.documents import alike
 from sppo_jax.predict import states
 from sppo_jax.report.plan import figures as module
 from sppo_jax.report.plan.figures import figures_of, hbm_columns

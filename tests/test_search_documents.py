@@ -4,9 +4,9 @@ import re
 from dataclasses import replace
 
 import pytest
-from document_cases import alike, drawn
 from test_search_search import TIGHT, TINY, Bounds, config, of_equal_cost, outcomes, small, that_fit
 
+from bench.documents import alike, drawn
 from sppo_jax.collector import without_collector
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.search.evaluate import by_seconds, documents_step_s, memory_of

@@ -23,6 +23,10 @@ Sources:
   (docs.cloud.google.com/tpu/docs/tpu7x): a chip has 2307 TFLOP/s in BF16, 192 GiB, 7380 GB/s, ICI of 1200 GB/s both
   ways in three dims, and is two devices; a host of four chips has 960 GB. A program gets 94.74 GiB of a device (libtpu
   0.0.50.1). The two devices share the chip's links; each is taken to have half of one.
+  Hosts with x86 CPUs: eight H100 of a DGX that copy at once reach 33 GiB/s each (openxla/xla#21708); one H100 reached
+  49 GiB/s (bench/results/gpu_h100.json). That five to eight GPUs of any such host reach 33 GiB/s each, and one to four
+  47, is ASSUMED. So is that what a card copies to its host and sends to other hosts shares its x16 link at the rate of
+  one copy (25 GB/s by PCIe gen 4), or at that of its adapter where this is faster: no such run was measured.
   Links are one way: NVLink 3, 4, 5 have 600, 900, 1800 GB/s both ways, of which collectives reach about three quarters;
   a DGX has one 200 Gb/s (A100) or 400 Gb/s (H100 and later) adapter a GPU. Host links are what copies reach of PCIe
   gen 5 x16, about four fifths; on the A100, where pairs of GPUs share a gen 4 x16 link, 13 GB/s (SPPO's Fig. 5: 12.9
@@ -33,20 +37,25 @@ Sources:
   key-value heads of 128), in github.com/NVIDIA/cudnn-frontend, benchmark/attention_training/results/llama3.1 of
   2026-09-28: A100 80GB PCIe 176 TFLOP/s forward and 143 backward, H200 619 and 528.
   The same benchmark's table of cuDNN 9.19 (2026-02-27, one sequence) has 688 and 581 for the H200. That table is older,
-  and with its figures the mean error over 66 published runs is 8.3% instead of 7.3% (predicted by
-  studies/papers.py). Which cuDNN is installed changes no plan.
+  and an H100 with cuDNN 9.19 reached a sixth less. Which cuDNN is installed changes no plan.
   Shorter heads on Hopper: one H100 SXM, cuDNN 9.19, one call of 8192 queries and 32768 keys, 32 query and 8 key-value
   heads, measured on 2026-11-26 (bench/results/gpu_h100.json): 586 TFLOP/s forward and 541 backward with heads of
   128, 427 and 425 with heads of 64. So 30% of the seconds with heads of 128 do not fall with the size of a head (26% by
   another process of that day, which reached 577 and 524 with heads of 128). Blackwell takes the same share, other GPUs
   none: nobody measured them for us.
-  GB200 1622 and 1226 (2026-04-24, cuDNN 9.22), taken for the B200 too. The H100 and the GH200 take the H200's shares
-  of the peak. studies/kernels.py compares the cost model with these and with other tables of that benchmark.
+  The H100 (SXM) takes its own rates, of the same run: 580 for a forward of a rectangle of 32768 queries and keys, and
+  490 for a backward, the mean of 487 for this rectangle and 493 for a triangle of 8192. No other Hopper GPU was
+  measured for us: the H100 PCIe, H100 NVL, H800, H20 and GH200 take the H200's shares of the peak.
+  GB200 1622 and 1226 (2026-04-24, cuDNN 9.22), taken for the B200 too. studies/kernels.py compares the cost model with
+  these and with other tables of that benchmark.
   Matmul of the A100: calibrated by studies/papers.py on the 1F1B run of 7B, 32K tokens, 16 sequences in Seq1F1B's
-  table. The matmul efficiencies of all other devices are assumptions. Of TPUs: for a step of Llama-3.1-8B on v5p, XLA
-  estimates 0.77 of the peak for products of a forward and 0.72 of a backward, and a fifth of their time for copies of
-  layouts besides (libtpu 0.0.50.1): about 0.6 in all. Attention of TPUs by the kernel for them: `tpu_chips`; the share
-  of half the peak holds where another kernel runs, and is assumed.
+  table. Matmul of the H100: products of a traced step of Llama-3.2-1B at 128K tokens (the same run) take 1.60 s for
+  1.16 PFLOP, 0.73 of the peak; what a step does beside products and attention's kernel reaches 0.57 of the memory's
+  rate there (`predict/elementwise.py`). The matmul efficiencies of all other devices are assumptions, and hide that
+  work. Of TPUs: for a step of Llama-3.1-8B on v5p, XLA estimates 0.77 of the peak for products of a forward and 0.72
+  of a backward, and a fifth of their time for copies of layouts besides (libtpu 0.0.50.1): about 0.6 in all.
+  Attention of TPUs by the kernel for them: `tpu_chips`; the share of half the peak holds where another kernel runs,
+  and is assumed.
   Networks: FlexSP's released all-to-all rates on 16, 32 and 64 A100 with one 400 Gb/s adapter a host are 0.88, 0.74 and
   0.69 of the adapters' rate: about the share that collectives reach of NVLink.
 """
@@ -57,6 +66,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sppo_jax.hardware.attention_rates import AttentionRates
 from sppo_jax.hardware.existing import nearest_shapes, shape_of_chips, slice_shapes
 from sppo_jax.hardware.measured_figures import Profile, read_profile
 from sppo_jax.hardware.tpu_chips import BLOCK_ROWS, REACHED, SCORES, TPU_CHIPS
@@ -70,6 +80,10 @@ _FLOAT64_SHARE = 1 / 16
 # What collectives reach of a link's rate. NVLink: nccl-tests' bus bandwidth on a DGX A100 is about 230 of 300 GB/s.
 # Networks: the mean of FlexSP's three rates.
 _COLLECTIVE_SHARE = 0.77
+# What a copy reaches of a PCIe gen 4 x16 link.
+_GEN4_BYTES_S = 25e9
+# Devices of a host that copy at once without slowing each other.
+_FEW_DEVICES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +104,8 @@ class Device:
         linked_devices: devices that the links of a host join, where these reach other hosts too; 0: those of the host.
         kernel: the attention kernel that runs there: "cudnn", "pallas" or "blockwise".
         matmul_efficiency: share of the peak that a long matmul reaches, 0..1.
+        elementwise_efficiency: share of `hbm_bytes_s` that work beside products and attention's kernel reaches, 0..1;
+            0: the matmul efficiency has this work in it.
         attention_efficiency: share of the peak that attention's forward over a long prefix reaches, 0..1.
         attention_backward: seconds of attention's backward for one of its forward.
         attention_head_dim: elements of a head with which attention reaches that share.
@@ -97,6 +113,8 @@ class Device:
         attention_fixed: share of the fused kernel's time with heads of 128 that shorter heads take as well, 0..1: that
             of the exponentials of scores.
         attention_block: queries and keys of a block of the blockwise kernel, which computes whole ones; 0: not counted.
+        attention_rates: measured rates by the lengths of a call; the other figures of attention are of the fastest
+            calls, and hold where there are none.
         attention_rows: queries times heads that occupy all compute units of the fused kernel once, or that are a block
             of the kernel for TPUs; 0: not counted.
         overhead_s: seconds a tick takes whatever its length.
@@ -105,6 +123,10 @@ class Device:
         smallest_chunk: shortest chunk, in tokens over a whole stage, that still computes efficiently.
         compute_bytes: bytes of one activation in the default compute dtype.
         host_memory_bytes_s: bytes a second of a usual host's memory, which the copies of all its devices share.
+        host_links_bytes_s: bytes a second of a device to its host at most, one way, while up to four devices of the
+            host copy, and while more do.
+        slot_bytes_s: bytes a second of the link of a card, one way, where the card's copies to its host and what it
+            sends to other hosts share it.
         float32_share: share of the peak in float32, where `compute_bytes` is 2.
         assumed: whether the matmul efficiency is an assumption: neither calibrated on published runs nor measured.
         platform: the compiler that makes its programs: "cpu", "gpu" or "tpu".
@@ -125,12 +147,14 @@ class Device:
     linked_devices: int = 0
     kernel: str = "blockwise"
     matmul_efficiency: float = 0.6
+    elementwise_efficiency: float = 0.0
     attention_efficiency: float = 0.5
     attention_backward: float = 2.5
     attention_head_dim: int = 128
     fused_head_dim: int = 128
     attention_fixed: float = 0.0
     attention_block: int = 0
+    attention_rates: AttentionRates | None = None
     attention_rows: int = 0
     overhead_s: float = 3e-4
     overhead_tokens: int = 128
@@ -138,6 +162,8 @@ class Device:
     smallest_chunk: int = 2048
     compute_bytes: int = 2
     host_memory_bytes_s: float = math.inf
+    host_links_bytes_s: tuple[float, float] = (math.inf, math.inf)
+    slot_bytes_s: float = math.inf
     float32_share: float = 1.0
     assumed: bool = True
     platform: str = "gpu"
@@ -155,6 +181,11 @@ class Device:
     def linear_flops_s(self, compute_bytes: int) -> float:
         """Returns the FLOP/s that a long matmul reaches."""
         return self.peak_flops_s(compute_bytes) * self.matmul_efficiency
+
+    @property
+    def elementwise_bytes_s(self) -> float:
+        """Bytes a second of work beside products and attention's kernel; inf: products' seconds have it in them."""
+        return self.hbm_bytes_s * self.elementwise_efficiency if self.elementwise_efficiency else math.inf
 
     def attention_flops_s(self, compute_bytes: int, kernel: str, head_dim: int) -> float:
         """Returns the FLOP/s that attention over a long prefix reaches.
@@ -212,6 +243,7 @@ def _gpu(
     like: dict[str, Any],
 ) -> Device:
     """Returns a GPU from its datasheet, and what is assumed of GPUs like it."""
+    slot = {"slot_bytes_s": max(_GEN4_BYTES_S, host_link)}
     return Device(
         name=name,
         hbm_bytes=hbm_gib * _GiB,
@@ -222,7 +254,7 @@ def _gpu(
         matmul_flops_s=flops,
         kernel="cudnn",
         float32_share=0.5,
-        **_HOST | like,
+        **_HOST | slot | like,
     )
 
 
@@ -253,6 +285,7 @@ _HOST: dict[str, Any] = {
     "devices_per_host": 8,
     "most_per_host": 8,
     "host_memory_bytes_s": 614e9,
+    "host_links_bytes_s": (47 * _GiB, 33 * _GiB),
 }
 _SMALL_HOST: dict[str, Any] = {"host_bytes": 1000**4}
 _SLOTS: dict[str, Any] = {"most_per_host": 16}
@@ -261,6 +294,9 @@ _GRACE: dict[str, Any] = {
     "devices_per_host": 4,
     "most_per_host": 4,
     "host_memory_bytes_s": 4 * 384e9,
+    # NVLink-C2C joins a GPU to its CPU.
+    "host_links_bytes_s": (math.inf, math.inf),
+    "slot_bytes_s": math.inf,
 }
 # Two CPUs for four GPUs, and a rack of 18 such hosts within one NVLink.
 _TRAY: dict[str, Any] = _GRACE | {
@@ -287,6 +323,14 @@ _HOPPER: dict[str, Any] = {
     "attention_fixed": 0.3,
     "attention_rows": 128 * 132,
 }
+# One H100's own rates.
+_H100: dict[str, Any] = _HOPPER | {
+    "matmul_efficiency": 0.73,
+    "elementwise_efficiency": 0.57,
+    "assumed": False,
+    "attention_efficiency": 580 / 989,
+    "attention_backward": 2.5 * 580 / 490,
+}
 _BLACKWELL: dict[str, Any] = {
     "attention_efficiency": 1622 / 2250,
     "attention_backward": 2.5 * 1622 / 1226,
@@ -298,7 +342,7 @@ _H100_PCIE = _HOPPER | _SMALL_HOST | _SLOTS | {"attention_rows": 128 * 114}
 _GB200 = _BLACKWELL | _TRAY | {"attention_efficiency": 1622 / 2500, "attention_rows": 256 * 152}
 
 # Copies to the host, links and network of cards in PCIe slots: devices exchange over the slot that their copies share.
-_GEN4, _GEN5 = (25e9, 32e9, 25e9), (50e9, 64e9, 25e9)
+_GEN4, _GEN5 = (_GEN4_BYTES_S, 32e9, 25e9), (50e9, 64e9, 25e9)
 
 
 def _card(like: dict[str, Any], cores: int) -> dict[str, Any]:
@@ -331,7 +375,7 @@ DEVICES = {
         ),
         _gpu("a100-40g", 39, 1.555e12, 13e9, 300e9, 25e9, 312e12, _A100 | _SMALL_HOST),
         _gpu("a100-80g", 79, 2.039e12, 13e9, 300e9, 25e9, 312e12, _A100),
-        _gpu("h100", 79, 3.35e12, 50e9, 450e9, 50e9, 989e12, _HOPPER),
+        _gpu("h100", 79, 3.35e12, 50e9, 450e9, 50e9, 989e12, _H100),
         # Without NVLink: devices of a host exchange over the PCIe link that their copies to the host share.
         _gpu("h100-pcie", 79, 2.0e12, 50e9, 64e9, 25e9, 756e12, _H100_PCIE),
         # NVLink-C2C joins the chip to its own 480 GB; four chips a host.
@@ -408,7 +452,25 @@ class Cluster:
     def host_link_bytes_s(self) -> float:
         """Bytes a second of a device to its host, one way, while all devices of the host copy both ways."""
         share = self.device.host_memory_bytes_s / (2 * self.devices_per_host)
-        return min(self.device.host_link_bytes_s, share)
+        return min(self.device.host_link_bytes_s, self._beside_others_bytes_s, share)
+
+    @property
+    def shares_host_link(self) -> bool:
+        """Whether what is assumed of a host's other devices slows a device's copies."""
+        return self.host_link_bytes_s == self._beside_others_bytes_s
+
+    @property
+    def _beside_others_bytes_s(self) -> float:
+        few, many = self.device.host_links_bytes_s
+        return few if self.devices_per_host <= _FEW_DEVICES else many
+
+    @property
+    def slot_bytes_s(self) -> float:
+        """Bytes a second of what a device copies to its host and sends to other hosts, together; inf: apart."""
+        device = self.device
+        if self.num_hosts == 1:
+            return math.inf
+        return max(device.slot_bytes_s, device.host_link_bytes_s, device.network_bytes_s)
 
     @property
     def name(self) -> str:
@@ -517,12 +579,16 @@ def measured(device: Device, path: Path) -> Device:
 
 def with_profile(device: Device, profile: Profile) -> Device:
     """Returns a device with measured figures in the place of the datasheet's; its capacities stay."""
+    attention = profile.attention_rates
+    forward, backward = attention.fastest("forward"), attention.fastest("backward")
     return replace(
         device,
         matmul_flops_s=profile.matmul_flops_s,
         matmul_efficiency=profile.layer_flops_s / profile.matmul_flops_s,
-        attention_efficiency=profile.attention_forward_flops_s / profile.matmul_flops_s,
-        attention_backward=profile.attention_backward,
+        elementwise_efficiency=0.0,  # whole layers were measured
+        attention_efficiency=forward / profile.matmul_flops_s,
+        attention_backward=2.5 * forward / backward,
+        attention_rates=attention,
         attention_head_dim=profile.head_dim,
         attention_block=profile.attention_block,
         has_bundles=False,
@@ -530,6 +596,7 @@ def with_profile(device: Device, profile: Profile) -> Device:
         host_link_bytes_s=profile.host_link_bytes_s or device.host_link_bytes_s,
         # Copies were measured on all devices at once.
         host_memory_bytes_s=math.inf if profile.host_link_bytes_s else device.host_memory_bytes_s,
+        host_links_bytes_s=(math.inf, math.inf) if profile.host_link_bytes_s else device.host_links_bytes_s,
         link_bytes_s=profile.link_bytes_s or device.link_bytes_s,
         overhead_s=profile.overhead_s,
         overhead_tokens=round(profile.overhead_tokens),

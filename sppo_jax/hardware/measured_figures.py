@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.files import json_text, parse_json
+from sppo_jax.hardware.attention_rates import WAYS, AttentionCall, AttentionRates, make_rates
 
 SCHEMA_VERSION = 1
 BLOCK = 512  # of the blockwise kernel (attention/blockwise.py)
@@ -64,6 +65,8 @@ class Profile:
         overhead_s: fixed seconds of each tick of a pipeline, whatever its length.
         overhead_tokens: number of tokens whose matmuls take as long as reading the weights.
         head_dim: elements of a head of the attention that was measured; older files do not say: 128.
+        attention_calls: calls of attention, each way by itself, with heads of the same size, from which plans take
+            their rates. Empty, as in older files: from the chunks of `attention`.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -83,6 +86,7 @@ class Profile:
     overhead_s: float
     overhead_tokens: float
     head_dim: int = 128
+    attention_calls: tuple[AttentionCall, ...] = ()
 
     @property
     def attention_flops_s(self) -> float:
@@ -90,18 +94,19 @@ class Profile:
         return self._long_attention.flops_s
 
     @property
-    def attention_forward_flops_s(self) -> float:
-        """FLOP/s of the forward alone, counting whole blocks if the kernel computes whole blocks."""
-        found, block = self._long_attention, self.attention_block
-        pairs = found.chunk_tokens * found.prefix_tokens + found.chunk_tokens**2 / 2
-        counted = block_pairs(found.prefix_tokens, found.chunk_tokens, block) if block else pairs
-        forward_flops = found.flops_s * (found.forward_s + found.backward_s) / 3.5
-        return forward_flops * counted / pairs / found.forward_s
+    def attention_rates(self) -> AttentionRates:
+        """Rates by way, queries and keys, counting whole blocks if the kernel computes whole blocks."""
+        return make_rates(
+            dataclasses.replace(call, flops_s=call.flops_s * self._counted(call))
+            for call in self.attention_calls or [one for figure in self.attention for one in _calls_of(figure)]
+        )
 
-    @property
-    def attention_backward(self) -> float:
-        """Ratio of the seconds of attention's backward to those of its forward."""
-        return self._long_attention.backward_s / self._long_attention.forward_s
+    def _counted(self, call: AttentionCall) -> float:
+        """Returns the pairs of a query and a key that are counted of a call, by those that exist."""
+        prefix, block = call.keys - call.queries, self.attention_block
+        if not block:
+            return 1.0
+        return block_pairs(prefix, call.queries, block) / (call.queries * prefix + call.queries**2 / 2)
 
     @property
     def attention_block(self) -> int:
@@ -112,6 +117,16 @@ class Profile:
     def _long_attention(self) -> AttentionFigure:
         longest = max(figure.prefix_tokens for figure in self.attention)
         return max((f for f in self.attention if f.prefix_tokens == longest), key=lambda figure: figure.flops_s)
+
+
+def _calls_of(figure: AttentionFigure) -> tuple[AttentionCall, AttentionCall]:
+    """Returns the two calls of a chunk; of its FLOPs the forward has two sevenths."""
+    flops = figure.flops_s * (figure.forward_s + figure.backward_s) / 7
+    lengths = {"queries": figure.chunk_tokens, "keys": figure.prefix_tokens + figure.chunk_tokens}
+    return (
+        AttentionCall(way="forward", flops_s=2 * flops / figure.forward_s, **lengths),
+        AttentionCall(way="backward", flops_s=5 * flops / figure.backward_s, **lengths),
+    )
 
 
 def block_pairs(start: float, tokens: float, block: float, window: float = 0) -> float:
@@ -167,11 +182,12 @@ def profile_from_dict(values: Any) -> Profile:
         raise ValueError(f"the file must hold an object, got {type(values).__name__}")
     if values.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"schema_version must be {SCHEMA_VERSION}, got {values.get('schema_version')!r}")
-    values = {"head_dim": 128} | values  # older files have heads of 128 and do not say so
+    # Older files have heads of 128 and no calls, and do not say so.
+    values = {"head_dim": 128, "attention_calls": []} | values
     _check_keys(values, Profile, "")
     rows: dict[str, Any] = {}
-    for key, kind in (("matmul", MatmulFigure), ("attention", AttentionFigure)):
-        if not isinstance(values[key], list) or not values[key]:
+    for key, kind in _LISTS.items():
+        if not isinstance(values[key], list) or not (values[key] or key == "attention_calls"):
             raise ValueError(f"{key} must be a list of figures, got {values[key]!r}")
         for index, row in enumerate(values[key]):
             if not isinstance(row, dict):
@@ -179,10 +195,27 @@ def profile_from_dict(values: Any) -> Profile:
             _check_keys(row, kind, f"{key}[{index}].")
             _check_numbers(row, kind, f"{key}[{index}].", zero=("prefix_tokens",))
         rows[key] = tuple(kind(**row) for row in values[key])
+    _check_calls(rows["attention_calls"])
     _check_numbers(
         values, Profile, "", none=("host_link_bytes_s", "link_bytes_s"), zero=("overhead_s", "overhead_tokens")
     )
     return Profile(**{**values, **rows})
+
+
+_LISTS = {"matmul": MatmulFigure, "attention": AttentionFigure, "attention_calls": AttentionCall}
+
+
+def _check_calls(calls: tuple[AttentionCall, ...]) -> None:
+    for index, call in enumerate(calls):
+        if call.way not in WAYS:
+            raise ValueError(f"attention_calls[{index}].way must be forward or backward, got {call.way!r}")
+        if call.keys < call.queries:
+            raise ValueError(
+                f"attention_calls[{index}] must have at least as many keys as queries, which are among them, got "
+                f"{call.keys} keys and {call.queries} queries"
+            )
+    if missing := set(WAYS) - {call.way for call in calls} if calls else ():
+        raise ValueError(f"attention_calls must have calls of both ways, got none {min(missing)}")
 
 
 def _check_keys(values: dict, kind: type, where: str) -> None:
@@ -201,7 +234,7 @@ def _check_numbers(
             if not isinstance(value, str):
                 raise ValueError(f"{where}{name} must be text, got {value!r}")
             continue
-        if name in ("matmul", "attention") or (value is None and name in none):
+        if name in _LISTS or (value is None and name in none):
             continue
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not number or value < 0 or (value == 0 and name not in zero):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from sppo_jax.hardware import Cluster
+from sppo_jax.hardware.attention_rates import WAYS
 from sppo_jax.hardware.measured_figures import block_pairs
 from sppo_jax.models.counts import chunk_pairs
 from sppo_jax.predict.documents import Attended
@@ -74,14 +75,33 @@ def attention_seconds(costs: Costs, kind: AttentionOfKind, unit: str) -> Callabl
         unit: "F" or "B".
     """
     pair_s, pairs_of, backward = costs.pair_s_of(kind), kernel_pairs(costs, kind), costs.backward_times(kind)
+    slower = _slower(costs, kind)
 
     def seconds(start: int, tokens: int, again_times: float) -> float:
         pairs, back_pairs = pairs_of(start, tokens)
+        if slower is not None:
+            pairs, back_pairs = pairs * slower("forward", start, tokens), back_pairs * slower("backward", start, tokens)
         if unit == "B":
             pairs = backward * back_pairs + again_times * pairs
         return pair_s * pairs
 
     return seconds
+
+
+def _slower(costs: Costs, kind: AttentionOfKind) -> Callable[[str, int, int], float] | None:
+    """Returns how often as long as at the fastest measured rate a chunk's attention takes; None without such rates.
+
+    What it returns takes the way, the tokens before the chunk, and those of the chunk. Windows have their own rate.
+    """
+    rates, members = costs.cluster.device.attention_rates, costs.ring.members
+    if rates is None or kind.window or costs.has_bundles:
+        return None
+    fastest = {way: rates.fastest(way) for way in WAYS}
+
+    def times(way: str, start: int, tokens: int) -> float:
+        return fastest[way] / rates.flops_s(way, tokens / members, (start + tokens) / members)
+
+    return times
 
 
 def kernel_pairs(costs: Costs, kind: AttentionOfKind) -> Callable[[int, int], tuple[float, float]]:

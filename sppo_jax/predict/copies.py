@@ -5,6 +5,7 @@ from sppo_jax.predict import waiting
 from sppo_jax.predict.costs import CostModel
 from sppo_jax.predict.loop_waits import Write, flops_before_loops, has_unknown_loops
 from sppo_jax.predict.shape import MemoryShape
+from sppo_jax.predict.shared_link import with_sends
 from sppo_jax.predict.stash_bytes import fetched_bytes, token_bytes
 from sppo_jax.program.stash import merged_classes, slot_bytes, stash_classes
 from sppo_jax.schedule.table import Table
@@ -24,8 +25,14 @@ def copy_seconds(table: Table, shape: MemoryShape, stash: StashPlan, costs: Cost
     A tick's stash leaves behind the next tick and comes back behind the one before its own; these neighbours are
     alike, so that a tick lasts at least as long as the copies of a tick of its own diagonal. Where keys and values are
     made again, the layer inputs come back a second time; keys and values on the host come back once. Where parameters
-    wait on the host, a part of the next group's weights comes as well, in a forward beside what leaves.
+    wait on the host, a part of the next group's weights comes as well, in a forward beside what leaves. With several
+    hosts, what a tick sends to other hosts may take the link from its copies.
     """
+    return with_sends(table, _seconds(table, shape, stash, costs), costs)
+
+
+def _seconds(table: Table, shape: MemoryShape, stash: StashPlan, costs: CostModel) -> tuple[float, ...]:
+    """Returns the seconds of each tick's copies at the rate of the link to the host."""
     token, link_bytes_s = token_bytes(shape, stash), costs.cluster.host_link_bytes_s
     waiting_s = waiting.copy_seconds(table, shape, stash, link_bytes_s)
     weights_s = _weights_seconds(table, costs)

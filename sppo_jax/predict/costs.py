@@ -44,6 +44,7 @@ from sppo_jax.hardware import Cluster
 from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, head_flops, layer_costs, num_tables
 from sppo_jax.models.state_counts import state_counts
 from sppo_jax.plan.parts import MeshShape, cache_head_dim
+from sppo_jax.predict import elementwise
 from sppo_jax.predict.attention import AttentionOfKind, attention_seconds
 from sppo_jax.predict.documents import Attended
 from sppo_jax.predict.experts import ExpertWork, expert_work
@@ -140,6 +141,7 @@ class CostModel:
         layer: costs of a layer, a mean where layers are of several kinds.
         layers: layers of a virtual stage, in the mean.
         head_flops: FLOPs of a token in the whole head, forward and backward.
+        vocab_size: logits of a token.
         params: parameters of a stage with its share of the vocabulary.
         attention: of each kind of layer.
         mesh: devices along each axis.
@@ -162,6 +164,7 @@ class CostModel:
     layer: LayerCosts
     layers: float
     head_flops: float
+    vocab_size: int
     params: int
     attention: tuple[AttentionOfKind, ...]
     mesh: MeshShape
@@ -234,9 +237,18 @@ class CostModel:
             return 0.0
         return device.attention_rows * self.mesh.seq / kind.num_heads
 
-    def token_s(self, kind: str) -> float:
-        """Returns the seconds of the linear layers for one token of a device."""
+    def products_s(self, kind: str) -> float:
+        """Returns the seconds of the linear layers' products for one token of a device."""
         return self._token_rates[kind]
+
+    def token_s(self, kind: str, again: bool = False) -> float:
+        """Returns the seconds of one token of a device, attention's kernel aside.
+
+        Args:
+            kind: "F", "B" or "H".
+            again: whether the backward computes attention again.
+        """
+        return self.products_s(kind) + self._moved_bytes(kind, again) / self.cluster.device.elementwise_bytes_s
 
     def pair_s_of(self, kind: AttentionOfKind) -> float:
         """Returns the seconds of a (query, key) pair forward, in the layers of a kind of a virtual stage."""
@@ -363,6 +375,13 @@ class CostModel:
             seconds = {kind: seconds[kind] + state_s[kind] for kind in seconds}
             seconds["B"] += self._states_again * state_s["F"]
         return seconds
+
+    def _moved_bytes(self, kind: str, again: bool) -> float:
+        """Returns the bytes that a unit moves beside its products for one token of a device."""
+        if kind == "H":
+            return elementwise.head_bytes(self.vocab_size, self.compute_bytes) / self.mesh.pipe
+        size, linear = self.compute_bytes, self.recompute.linear
+        return self.layers * elementwise.layer_bytes(self.layer, kind, size, linear=linear, attention=again)
 
     @property
     def _with_tails(self) -> float:
@@ -534,6 +553,7 @@ def cost_model(
         layer=layer_costs(model),
         layers=stage.layers,
         head_flops=3 * head_flops(model),
+        vocab_size=model.vocab_size,
         params=params.whole,
         attention=tuple(_attention(kind, count / model.num_layers, stage) for kind, count in attends),
         mesh=mesh,
@@ -603,12 +623,12 @@ def whole_seconds(costs: CostModel, kind: str) -> UnitSeconds:
 def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
     """Returns the seconds in which a unit of a kind computes."""
     device, seq = costs.cluster.device, costs.mesh.seq
-    linear_s = costs.token_s(kind)
-    extra_s = linear_s * device.overhead_tokens  # a short matmul waits for its weights, as if it had some tokens more
-    linear_s /= seq
+    # A short matmul waits for its weights, as if it had some tokens more.
+    extra_s = costs.products_s(kind) * device.overhead_tokens
+    token_s, token_again_s = (costs.token_s(kind, again) / seq for again in (False, True))
 
     def head_seconds(start: int, tokens: int, padded: int = 0, reach: int = 0, has_ends: bool = True) -> float:
-        return linear_s * max(tokens, padded) + extra_s
+        return token_s * max(tokens, padded) + extra_s
 
     if kind == "H":
         return head_seconds
@@ -635,7 +655,8 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
                 attention_s += (again[0] - once[0]) * keys
         longer = tokens if tokens > padded else padded
         besides = experts_s(longer) if experts_s is not None else 0.0
-        return linear_s * longer + besides + extra_s + prefix_s * read + fixed_s + attention_s
+        tokens_s = (token_again_s if recomputed else token_s) * longer
+        return tokens_s + besides + extra_s + prefix_s * read + fixed_s + attention_s
 
     return seconds
 

@@ -78,7 +78,8 @@ def _root(square: float, slope: float, value: float) -> float:
 def chunk_seconds(costs: CostModel, length: int, num_chunks: int) -> ChunkSeconds:
     """Returns the seconds of chunks by a cost model.
 
-    Of what rises by steps only the waves of queries count, not the blocks of the blockwise kernel. What a ring sends
+    Of what rises by steps only the waves of queries count, not the blocks of the blockwise kernel. Attention counts at
+    one rate, the fastest of those that were measured. What a ring sends
     counts as if it rose evenly along the sequence.
 
     Args:
@@ -86,7 +87,7 @@ def chunk_seconds(costs: CostModel, length: int, num_chunks: int) -> ChunkSecond
         length: tokens of a sequence.
         num_chunks: chunks of a sequence.
     """
-    device = replace(costs.cluster.device, attention_rows=0, attention_block=0)
+    device = replace(costs.cluster.device, attention_rows=0, attention_block=0, attention_rates=None)
     smooth = replace(costs, cluster=replace(costs.cluster, device=device))
     without_ring = replace(smooth, ring=replace(smooth.ring, members=1))
     tokens = max(1, length // (2 * num_chunks))

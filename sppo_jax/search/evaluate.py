@@ -8,7 +8,7 @@ from functools import cached_property
 
 from sppo_jax.config import Config
 from sppo_jax.hardware.capacity import OLD_SPARE, pool_share, spare_share, usable_bytes, usable_host_bytes
-from sppo_jax.hardware.cluster import Cluster
+from sppo_jax.hardware.cluster import Cluster, Device
 from sppo_jax.hardware.tpu_chips import num_blocks
 from sppo_jax.plan.parts import MeshShape, PlannedFor, Predicted, SchedulePlan, StashPlan, model_shape
 from sppo_jax.plan.plan import Plan, schedule_table
@@ -314,7 +314,8 @@ def _one_document_reason(request: Request) -> dict[str, str]:
 
 def _memory_reasons(memory: Memory, pinned: Pinned, cluster: Cluster, kernel: str) -> dict[str, str]:
     fits = "fits" if memory.fits(cluster) else "DOES NOT FIT"
-    assumed = {"hardware": _assumed(cluster, kernel)} if cluster.device.assumed else {}
+    found = _assumed(cluster, kernel)
+    assumed = {"hardware": found} if found else {}
     return assumed | {
         "hbm": f"{fits} in {format_bytes(usable_bytes(cluster))}{_of_pool(cluster)}: {memory.describe()}",
         "host": f"of {format_bytes(cluster.device_host_bytes)} per device{_of_optimizer(memory)}",
@@ -347,7 +348,17 @@ def _of_optimizer(memory: Memory) -> str:
 
 
 def _assumed(cluster: Cluster, kernel: str) -> str:
-    device = cluster.device
+    """Returns which rates nobody measured; empty where all were."""
+    device, parts = cluster.device, list[str]()
+    if device.assumed:
+        parts.append(_assumed_efficiencies(device, kernel))
+    if cluster.shares_host_link:
+        rate = f"{cluster.host_link_bytes_s / 2**30:.0f} GiB/s"
+        parts.append(f"ASSUMED: each of {cluster.devices_per_host} devices of a host copies to it at {rate}")
+    return "; ".join(parts)
+
+
+def _assumed_efficiencies(device: Device, kernel: str) -> str:
     matmuls = f"efficiency of matmuls on {device.name} ({device.matmul_efficiency:.0%} of the peak) is"
     if kernel == "pallas" and device.has_bundles:
         what = matmuls

@@ -82,7 +82,8 @@ class UnitTimes:
         if key not in self._models:
             costs = layout.costs(places)
             if not whole_waves:
-                device = replace(costs.cluster.device, attention_rows=0)
+                # Nor is a chunk's attention slower than the fastest that was measured.
+                device = replace(costs.cluster.device, attention_rows=0, attention_rates=None)
                 costs = replace(costs, cluster=replace(costs.cluster, device=device))
             without_ring = replace(costs.ring, members=1)
             self._models[key] = _Models(replace(costs, layers=1), replace(costs, layers=0, ring=without_ring))

@@ -11,6 +11,7 @@ from sppo_jax.plan.parts import StashPlan, has_share
 from sppo_jax.predict.costs import CostModel
 from sppo_jax.predict.holders import optimizer_bytes
 from sppo_jax.predict.shape import MemoryShape
+from sppo_jax.predict.shared_link import network_bytes
 from sppo_jax.predict.stash_bytes import stash_bytes, token_bytes
 from sppo_jax.program.stash import recomputes_attention
 from sppo_jax.rules import Facts, check
@@ -150,19 +151,22 @@ def largest_alpha(table: Table) -> tuple[float, ...]:
 def _hidden_shares(stash: StashPlan, table: Table, shape: MemoryShape, costs: CostModel) -> list[float]:
     """Returns, for each bundle of diagonals, the share of tokens whose copy hides behind its shortest forward."""
     starts, lengths, token = table.chunk_starts, table.chunk_lengths, token_bytes(shape, stash)
-    link_bytes_s = costs.cluster.host_link_bytes_s
-    forward_s: dict[tuple[int, int], float] = {}
+    cluster, sent_bytes = costs.cluster, network_bytes(costs)
+    copied: dict[tuple[int, int], float] = {}
 
-    def seconds(chunk: int, tokens: int) -> float:
-        if (chunk, tokens) not in forward_s:
+    def copied_bytes(chunk: int, tokens: int) -> float:
+        """Returns the bytes that a forward has time to copy."""
+        if (chunk, tokens) not in copied:
             # The tick behind which a copy hides may have no ends.
-            tick = TickShape(tokens, 0, table.num_groups == 1)
-            forward_s[chunk, tokens] = costs.seconds("F", starts[chunk], lengths[chunk], tick)
-        return forward_s[chunk, tokens]
+            unit = "F", starts[chunk], lengths[chunk], TickShape(tokens, 0, table.num_groups == 1)
+            forward_s = costs.seconds(*unit)
+            beside_sends = cluster.slot_bytes_s * forward_s - sent_bytes(*unit)
+            copied[chunk, tokens] = min(cluster.host_link_bytes_s * forward_s, beside_sends)
+        return copied[chunk, tokens]
 
     def share(chunks: tuple[int, ...], of_tick: int, recomputes: bool) -> float:
         tokens = of_tick / shape.seq
-        spare_bytes = link_bytes_s * min(seconds(chunk, of_tick) for chunk in chunks) - (token.rest + token.kv) * tokens
+        spare_bytes = min(copied_bytes(chunk, of_tick) for chunk in chunks) - (token.rest + token.kv) * tokens
         spare_bytes -= token.tails
         return min(1.0, max(0.0, spare_bytes / (token.stashed(recomputes).shared * tokens)))
 

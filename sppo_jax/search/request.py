@@ -206,8 +206,10 @@ def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:
     if "matmul_flops_s" in pinned:
         # A figure the user gives is what the device reaches, not its datasheet's peak.
         pinned.update(matmul_efficiency=1.0, attention_efficiency=1.0, assumed=False, has_bundles=False)
+        pinned.update(elementwise_efficiency=0.0, attention_rates=None)
     if "host_link_bytes_s" in pinned:
-        pinned["host_memory_bytes_s"] = math.inf
+        # Nor is this one divided among the devices of a host.
+        pinned.update(host_memory_bytes_s=math.inf, host_links_bytes_s=(math.inf, math.inf))
     host_bytes = cluster.host_bytes if settings.host_bytes == "auto" else int(settings.host_bytes)
     spare = cluster.spare if settings.hbm_spare == "auto" else float(settings.hbm_spare)
     return replace(cluster, device=replace(device, **pinned), host_bytes=host_bytes, spare=spare)

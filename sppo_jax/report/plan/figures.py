@@ -210,8 +210,8 @@ def step_parts(table: Table, costs: CostModel, simulation: Simulation, step_s: f
     """Splits a step's seconds into what they go to, on the mean of the stages.
 
     A unit's seconds are peeled: what it takes less without padding is padding, then without scores attention, then
-    without mixers with a state these, then without matmuls linear layers; what is left of its compute is adding up
-    gradients.
+    without mixers with a state these, then without matmuls, norms and the like linear layers; what is left of its
+    compute is adding up gradients.
 
     Args:
         table: the schedule, or its outline.
@@ -222,10 +222,12 @@ def step_parts(table: Table, costs: CostModel, simulation: Simulation, step_s: f
     Returns:
         Seconds by part, largest first; they sum to `step_s`.
     """
-    layer, tick_s = costs.layer, costs.cluster.device.overhead_s
+    layer, cluster, tick_s = costs.layer, costs.cluster, costs.cluster.device.overhead_s
     no_scores = without_scores(costs)
     no_states = replace(no_scores, states=None)
-    no_matmuls = replace(no_states, layer=replace(layer, linear_flops=0.0, expert_flops=0.0), experts=None)
+    products_alone = replace(cluster, device=replace(cluster.device, elementwise_efficiency=0.0))
+    no_linear = replace(layer, linear_flops=0.0, expert_flops=0.0)
+    no_matmuls = replace(no_states, layer=no_linear, experts=None, cluster=products_alone)
     starts = table.chunk_starts
     parts = dict.fromkeys(PARTS, 0.0)
     for (kind, chunk, tick), count in _unit_counts(table).items():

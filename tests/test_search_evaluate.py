@@ -1,0 +1,86 @@
+"""Predicted seconds of the steps that one H100 ran, beside the measured ones: bench/results/gpu_h100.json has both."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sppo_jax.config import config_from_dict
+from sppo_jax.hardware import DEVICES, make_cluster
+from sppo_jax.plan.plan import Plan
+from sppo_jax.predict.copies import copy_seconds
+from sppo_jax.predict.simulate import simulate
+from sppo_jax.search.evaluate import costs_of, shape_of_plan, simulation_of
+
+RESULTS = json.loads((Path(__file__).parents[1] / "bench/results/gpu_h100.json").read_text(encoding="utf-8"))
+H100 = DEVICES["h100"]
+STEPS = {
+    case["key"]: row
+    for case in RESULTS["cases"]
+    if case["key"].startswith("step/")
+    for row in case["rows"]
+    if "step_s" in row
+}
+
+
+def rates(way, queries, head_dim=128):
+    """Returns the TFLOP/s that calls of the kernel reached, by what was called."""
+    return {
+        row["what"]: row["flops_s"] / 1e12
+        for case in RESULTS["cases"]
+        if case["key"].startswith("attention/")
+        for row in case["rows"]
+        if (row["way"], row["queries"]) == (way, queries) and ("heads of 64" in row["what"]) == (head_dim == 64)
+    }
+
+
+def predicted(row, device, *, waits=False):
+    config, cluster = config_from_dict(row["config"]), make_cluster(device)
+    plan = Plan.from_dict(row["plan"])
+    cluster = replace(cluster, host_bytes=int(config.hardware.host_bytes))
+    table, costs, shape = plan.outline(), costs_of(plan, config, cluster), shape_of_plan(plan, config, cluster)
+    copies_s = copy_seconds(table, shape, plan.stash, costs)
+    simulation = simulate(table, costs.of_chunks(table.chunk_lengths), copies_s)
+    if waits:
+        simulation = simulation_of(plan, config, cluster)
+    return simulation.step_s + costs.step_overhead_s()
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("is_split", [False, True], ids=["products hide the rest", "split"])
+def test_measured_steps_are_predicted(name, is_split):
+    whole = {} if is_split else {"matmul_efficiency": 0.6, "elementwise_efficiency": 0.0}
+    device, measured = replace(H100, **whole), sum(STEPS[name]["step_s"]) / len(STEPS[name]["step_s"])
+    assert 0.94 <= predicted(STEPS[name], device) / measured <= 1.02
+    # Loops wait for writes that long at most. The trace of one of these steps has 7 ms in which copies alone ran.
+    assert 0.94 <= predicted(STEPS[name], device, waits=True) / measured <= 1.03
+
+
+def test_three_steps_were_measured():
+    assert len(STEPS) == 3
+
+
+def test_the_rates_of_the_device_are_the_measured_ones():
+    (forward,), (rectangle,) = (rates(way, 32768).values() for way in ("forward", "backward"))
+    triangle = rates("backward", 8192)["cudnn's triangle, heads of 128, beside"]
+    assert H100.attention_flops_s(2, "cudnn", 128) / 1e12 == pytest.approx(forward, rel=1e-3)
+    backward = 2.5 * H100.attention_flops_s(2, "cudnn", 128) / H100.attention_backward / 1e12
+    assert backward == pytest.approx((rectangle + triangle) / 2, rel=1e-3)
+
+
+def test_the_parts_of_a_step_are_those_of_its_trace():
+    """Of kernels that took little time each the trace has the sum alone: 0.17 s, of products or of the rest."""
+    (trace,) = (row for case in RESULTS["cases"] if case["key"].startswith("overlap/") for row in case["rows"])
+    seconds = {"products": 0.0, "attention": 0.0, "copies": 0.0, "rest": 0.0}
+    parts = {"nvjet": "products", "gemm": "products", "cudnn": "attention", "D2H": "copies", "H2D": "copies"}
+    for kernel in trace["longest"]:
+        part = next((part for word, part in parts.items() if word in kernel["name"]), "rest")
+        seconds[part] += kernel["seconds"]
+    unlisted = trace["kernels_s"] - sum(seconds.values()) + seconds["copies"]
+    row = STEPS["step/1B at 128K, all on the host"]
+    whole, without = predicted(row, H100), predicted(row, replace(H100, matmul_efficiency=1e9))
+    moved = whole - predicted(row, replace(H100, hbm_bytes_s=math.inf))
+    assert seconds["products"] <= whole - without <= seconds["products"] + unlisted
+    assert seconds["rest"] <= moved <= seconds["rest"] + unlisted

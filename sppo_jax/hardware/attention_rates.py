@@ -2,9 +2,9 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 WAYS = ("forward", "backward")
 
@@ -48,7 +48,7 @@ class AttentionRates(NamedTuple):
         return max(flops_s for _, calls in by_keys for _, flops_s in calls)
 
 
-def _between(rows: Sequence, at: float, value) -> float:
+def _between(rows: Sequence[tuple[float, Any]], at: float, value: Callable[[Any], float]) -> float:
     """Returns the value at a place between two rows that begin with their places, or that of the nearest end."""
     number = bisect_left(rows, at, key=lambda row: row[0])
     if number in (0, len(rows)):
@@ -64,7 +64,7 @@ def make_rates(calls: Iterable[AttentionCall]) -> AttentionRates:
     for call in calls:
         found[call.way].setdefault(call.keys, {}).setdefault(call.queries, []).append(call.flops_s)
 
-    def rows(by_keys: dict[int, dict[int, list[float]]]):
+    def rows(by_keys: dict[int, dict[int, list[float]]]) -> tuple[tuple[float, tuple[tuple[float, float], ...]], ...]:
         return tuple(
             (math.log2(keys), tuple((math.log2(queries), sum(x) / len(x)) for queries, x in sorted(of_keys.items())))
             for keys, of_keys in sorted(by_keys.items())

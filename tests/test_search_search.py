@@ -542,7 +542,7 @@ def test_the_optimizer_waits_on_the_host_where_nothing_fits_otherwise():
 
     found, on_device, asked = searched(), searched(optimizer={"place": "device"}), searched(optimizer={"place": "host"})
     assert found.fits and not on_device.fits and found.plan.optimizer == "host"
-    assert found.plan.reasons["optimizer"] == Because.OPTIMIZER()
+    assert found.plan.reasons["optimizer"] == Because.OPTIMIZER(whom="")
     assert found.fastest_s == asked.fastest_s and "optimizer" not in asked.plan.reasons
     # Where the config rules such a plan out, or the device does.
     for groups in ({"schedule": {"name": "sppo"}}, {"mesh": {"weights": "resident"}}):

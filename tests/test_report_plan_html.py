@@ -6,7 +6,7 @@ from html import escape
 from html.parser import HTMLParser
 
 import pytest
-from report_cases import small_figures, too_large
+from report_cases import MODEL, small_figures, too_large
 from test_report_plan_figures import CASES
 from test_report_plan_text import FIGURES
 
@@ -109,7 +109,8 @@ def test_the_memory_curve_reaches_what_is_in_use():
 
 
 def test_cells_name_what_runs_in_them():
-    page = plan_html(small_figures(**CASES["interleaved"]))
+    # A large vocabulary makes a head that is long enough to be drawn.
+    page = plan_html(small_figures(**CASES["interleaved"], model={**MODEL, "vocab_size": 2**17}))
     titles = re.findall(r"<title>tick 0, stage 0: (.*?)</title>", page)
     assert titles and titles[0].startswith("forward, sequence 0, chunk 0, layers of group 0, ")
     assert "layers of group 1, " in page and "head and loss, all stages, sequence 0, chunk 0, " in page

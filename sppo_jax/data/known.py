@@ -14,6 +14,7 @@ from sppo_jax.config.data import DataConfig
 from sppo_jax.data.corpus import Corpus, Spans, corpus_of, split_corpus, within
 from sppo_jax.data.encoding import Encoder, open_encoder
 from sppo_jax.data.open import pack_corpus, with_tokenizer
+from sppo_jax.data.parts import MADE_AGAIN
 from sppo_jax.data.places import is_address
 from sppo_jax.data.recall import RECALL
 from sppo_jax.data.sources import LIBRARY, known_spans, load_corpus
@@ -66,6 +67,7 @@ def made_known(config: Config) -> Documents | None:
     if (found := known_documents(config)) is None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # who opens the data warns
+            warnings.filterwarnings("default", message=f".* {MADE_AGAIN}, ")  # whoever opens them later finds new ones
             found = _documents(config, opened)
             # A cache that holds all of it now is what later plans read.
             found = known_documents(config) or found

@@ -32,6 +32,7 @@ _PART = re.compile(r"([0-9]+)/([0-9]+)")
 _NAME = re.compile(r"\.part-([0-9]+)-of-([0-9]+)$")
 _BLOCK_BYTES = 1 << 24
 _OLDER = "older"  # a fact that entries of earlier versions lack
+MADE_AGAIN = "are made again"  # of tokens: said once
 _TOKENS, _BOUNDS, _FACTS = "tokens.bin", "bounds.bin", "facts.json"
 
 
@@ -124,7 +125,7 @@ def _tell_of_older(job: Job, directory: Path) -> None:
         found = read_entry(path, job.dtype)
         if found and _OLDER not in found.facts:
             warnings.warn(
-                f"the tokens of {job.files[0].path}{' and other files' if len(job.files) > 1 else ''} are made again, "
+                f"the tokens of {job.files[0].path}{' and other files' if len(job.files) > 1 else ''} {MADE_AGAIN}, "
                 f"because an earlier version of sppo_jax made those in {path}; remove that folder if no older version "
                 "reads it",
                 stacklevel=2,

@@ -86,7 +86,8 @@ def settings_of(features: frozenset[str]) -> list[str]:
     words += [f"schedule.wave={per_pipeline}"] if "waves" in features else ["schedule.wave=1"]
     words += ["optimizer.place=host"] if "host optimizer" in features else ["optimizer.place=device"]
     if "blocking saves" in features:
-        words += ["hardware.host_bytes=1"]
+        # Host memory for what waits there, and none for a copy beside.
+        words += [f"hardware.host_bytes={240_000 if 'host optimizer' in features else 1}"]
     return words
 
 

@@ -271,7 +271,7 @@ def test_bounds_carry_what_loops_wait(schedule, per_step, every):
     ("figures", "per_step"),
     [
         ({}, 0),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in (({"hbm_bytes": 3_500_000}, 0), ({}, 2))),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (({"hbm_bytes": 5_000_000}, 0), ({}, 2))),
     ],
 )
 def test_nothing_is_faster_than_what_is_found_where_loops_wait(figures, per_step):

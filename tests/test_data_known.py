@@ -95,12 +95,17 @@ def test_documents_of_several_sources_count_by_their_weights(tmp_path):
     assert limited == found
 
 
-def test_text_is_known_once_the_cache_holds_its_tokens(tmp_path):
-    texts = tmp_path / "texts"
+def texts_in(folder):
+    """Returns a folder of nine texts of unlike lengths, and its config."""
+    texts = folder / "texts"
     texts.mkdir()
     for number in range(9):
         (texts / f"{number}.txt").write_text("word " * (number + 1))
-    config = config_of(str(texts), cache=str(tmp_path / "cache"))
+    return texts, config_of(str(texts), cache=str(folder / "cache"))
+
+
+def test_text_is_known_once_the_cache_holds_its_tokens(tmp_path):
+    texts, config = texts_in(tmp_path)
     assert known_documents(config) is None
     assert_as_counted(known_documents(config) if open_data(config) else None, config)
     (texts / "9.txt").write_text("another")
@@ -128,11 +133,7 @@ def test_of_many_documents_a_sample_counts(tmp_path, monkeypatch):
 
 
 def test_text_is_made_known(tmp_path):
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for number in range(9):
-        (texts / f"{number}.txt").write_text("word " * (number + 1))
-    config = config_of(str(texts), cache=str(tmp_path / "cache"))
+    _, config = texts_in(tmp_path)
     assert documents_to_plan_for(config) is None
     found = made_known(config)
     assert found == known_documents(config) == documents_to_plan_for(config)

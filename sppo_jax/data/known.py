@@ -46,7 +46,7 @@ def known_documents(config: Config) -> Documents | None:
 def documents_to_plan_for(config: Config) -> Documents | None:
     """Returns the documents whose step a plan is to make short; None: full ones, each as long as a sequence.
 
-    The standard library, the source of a config that names none, stands for documents of any length.
+    The standard library is the source of a config that names none. Its lengths say nothing about those of a user.
     """
     return known_documents(config) if plans_for_lengths(config) else None
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from bench import pinned, stale
 from bench.blocks import write_block
+from bench.rows import compile_rows, load_rows
 from sppo_jax.config import Config, load_config
 from sppo_jax.fit.compiled import CUBLAS, GRAPHS, compile_plan, lower_plan, prepare_environment
 from sppo_jax.fit.fingerprint import Lowering, compiler_versions
@@ -186,7 +187,7 @@ def _gib(size: int) -> str:
 
 def load() -> dict[str, dict[str, Any]]:
     """Return the stored figures by config."""
-    return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    return load_rows(RESULTS)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -197,14 +198,10 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--write", action="store_true", help="write the block `shipped` of docs/figures.md")
     args = parser.parse_args(words)
-    stored = load()
     if args.compile is not None:
         prepare_environment()
-        for name in names():
-            if args.compile and not any(word in name for word in args.compile):
-                continue
-            stored[name] = compiled(name)
-            RESULTS.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+        compile_rows(names(), args.compile, compiled, RESULTS)
+    stored = load()
     text = block(stored) if args.write else table(stored)
     print(text)
     if args.write:

@@ -9,7 +9,6 @@ results/waits.json, a row at a time. Nothing is run.
 """
 
 import argparse
-import json
 import random
 import warnings
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.blocks import write_block
+from bench.rows import compile_rows, load_rows
 from bench.shipped import CONFIGS, names
 from sppo_jax.config import Config, config_from_dict, load_config
 from sppo_jax.fit.compiled import compile_plan, prepare_environment
@@ -29,8 +29,6 @@ from sppo_jax.search.make import make_plan, resolve_cluster
 
 HERE = Path(__file__).parent
 RESULTS, DOCUMENT = HERE / "results" / "waits.json", HERE.parent / "docs" / "notes" / "host-copies.md"
-# By how much of a step a predicted share may be off.
-MOST_OFF = 0.02
 _NUM_DRAWN = 8
 _ON_HOST = "llama3-8b, 128K, h100:1x8, all on the host"
 _K = 1024
@@ -123,7 +121,7 @@ def predicted(name: str, plan: Plan) -> Shares:
 
 def load() -> dict[str, dict[str, Any]]:
     """Return the stored rows by case."""
-    return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    return load_rows(RESULTS)
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
@@ -145,16 +143,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--compile", nargs="*", metavar="WORD", help="compile the cases whose name has a word, or all")
     parser.add_argument("--write", action="store_true", help="write the block `waits` of docs/notes/host-copies.md")
     args = parser.parse_args(words)
-    rows = load()
     if args.compile is not None:
         prepare_environment()
-        for name in cases():
-            if args.compile and not any(word in name for word in args.compile):
-                continue
-            rows[name] = measure(name)
-            RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-            print(name, rows[name]["loops"], rows[name]["exposed"], rows[name]["compile_s"], flush=True)
-    text = table(rows)
+        compile_rows(cases(), args.compile, measure, RESULTS)
+    text = table(load())
     print(text)
     if args.write:
         write_block(DOCUMENT, "waits", text)

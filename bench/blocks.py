@@ -4,6 +4,9 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
+FIGURES = ROOT / "bench" / "results" / "figures"  # one page for each block of `bench.validation`
+
 
 def read_block(path: str | Path, name: str) -> str:
     """Returns the text between the marks of a block.
@@ -60,7 +63,7 @@ def print_block(
         arguments: words of the command line; None: those of the process.
     """
     parser = argparse.ArgumentParser(description=about.partition("\n")[0])
-    parser.add_argument("--write", action="store_true", help=f"write the block `{name}` of docs/{path.name}")
+    parser.add_argument("--write", action="store_true", help=f"write the block `{name}` of {path.relative_to(ROOT)}")
     args = parser.parse_args(arguments)
     text = make()
     print(text)

@@ -1,6 +1,6 @@
 """The planner against a clock: predicted and measured step times of many Plans of one small model, on two devices.
 
-    python -m bench.clock                      measure, write results and the section of docs/figures.md
+    python -m bench.clock                      measure, write results and results/figures/clock.md
     options: --rounds 5  --out bench/results  --only SUBSTRING  --cache DIR (keeps compiled programs)
 
 The devices are simulated in this process, each with one thread: the compiler is told to cut no loop and no matrix
@@ -24,7 +24,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.blocks import write_block
+from bench.blocks import FIGURES, write_block
 from bench.figures import write
 from bench.gpu_parts.machine import cpu_name
 from sppo_jax.config import Config, config_from_dict
@@ -33,7 +33,6 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.report.draw.chart import Axis, Panel, Series
 from sppo_jax.search.make import make_plan
 
-DOCS = Path(__file__).parents[1] / "docs"
 # Memory that a step gives back is kept for the next step, as on accelerators, and new pages are large. Otherwise every
 # buffer has fresh pages in each step, and the first touch takes longer than all later writes.
 MEMORY = (
@@ -381,7 +380,7 @@ def pair_lines(rows: dict[str, dict]) -> list[str]:
 
 
 def block(report: dict) -> str:
-    """Write the text between the marks of docs/figures.md."""
+    """Write the text between the marks of results/figures/clock.md."""
     return f"![Predicted and measured](clock.svg)\n\n{text_of(report)}"
 
 
@@ -457,8 +456,8 @@ def main(arguments: list[str] | None = None) -> int:
     (args.out / "clock_cpu_2dev.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (args.out / "clock_cpu_2dev.md").write_text(text_of(report) + "\n", encoding="utf-8")
     if not args.only:
-        write(DOCS / "clock.svg", picture(report["rows"]))
-        write_block(DOCS / "figures.md", "clock", block(report))
+        write(FIGURES / "clock.svg", picture(report["rows"]))
+        write_block(FIGURES / "clock.md", "clock", block(report))
     print(text_of(report))
     return 0
 

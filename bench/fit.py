@@ -6,7 +6,7 @@
     python -m bench.fit --stale          which rows of fit.json and shipped.json are not of today's programs: minutes;
                                          writes results/stale.json; exit code 1 if any row is stale
 
-Needs the extras fit-gpu and fit-tpu. Writes results/fit.json, a row at a time, and the block `fit` of docs/figures.md.
+Needs the extras fit-gpu and fit-tpu. Writes results/fit.json, a row at a time, and results/figures/fit.md.
 `python -m bench.validation` predicts the compiled plans again and compiles nothing.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import stale
-from bench.blocks import write_block
+from bench.blocks import FIGURES, write_block
 from bench.fit_cases import CASES, Case
 from sppo_jax.config import config_from_dict
 from sppo_jax.fit.compiled import GRAPHS, compile_plan, lower_plan, prepare_environment
@@ -35,7 +35,7 @@ from sppo_jax.search.evaluate import memory_of
 from sppo_jax.search.make import make_plan
 
 HERE = Path(__file__).parent
-RESULTS, DOCUMENT = HERE / "results" / "fit.json", HERE.parent / "docs" / "figures.md"
+RESULTS, DOCUMENT = HERE / "results" / "fit.json", FIGURES / "fit.md"
 GIB = 2**30
 
 
@@ -201,7 +201,7 @@ def predicted_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def block(rows: list[dict[str, Any]], jax_version: str) -> str:
-    """Return the text between the marks of docs/figures.md."""
+    """Return the text between the marks of results/figures/fit.md."""
     dates = sorted({row["date"] for row in rows})
     text = [
         f"XLA:GPU or XLA:TPU of jax {jax_version} compiled the training step of each plan (forward, backward, "

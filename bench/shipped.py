@@ -1,7 +1,7 @@
 """Each shipped config on its cluster: step against stall limit, pinned memory, device memory, host copies.
 
     python -m bench.shipped                        print: predicted figures, and those compiled and stored
-    python -m bench.shipped --write                print, and write the block `shipped` of docs/figures.md
+    python -m bench.shipped --write                print, and write the block of results/figures/shipped.md
     python -m bench.shipped --compile              compile all configs with their variants first: about an hour
     python -m bench.shipped --compile 1536k 5m     those whose name has one of the words; others keep their results
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import pinned, stale
-from bench.blocks import write_block
+from bench.blocks import FIGURES, write_block
 from bench.rows import compile_rows, load_rows
 from sppo_jax.config import Config, load_config
 from sppo_jax.fit.compiled import CUBLAS, GRAPHS, compile_plan, lower_plan, prepare_environment
@@ -33,7 +33,7 @@ from sppo_jax.search.search import Found, search
 
 HERE = Path(__file__).parent
 RESULTS, CONFIGS = HERE / "results" / "shipped.json", HERE.parent / "configs"
-OTHERS, DOCUMENT = HERE / "results" / "fit.json", HERE.parent / "docs" / "figures.md"
+OTHERS, DOCUMENT = HERE / "results" / "fit.json", FIGURES / "shipped.md"
 OLD_STALL_S = 1800
 _SAME_PLAN = 0.03  # the memory of one plan is predicted a little differently from time to time
 GIB = 2**30
@@ -196,7 +196,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--compile", nargs="*", metavar="WORD", help="compile the configs whose name has a word, or all"
     )
-    parser.add_argument("--write", action="store_true", help="write the block `shipped` of docs/figures.md")
+    parser.add_argument("--write", action="store_true", help="write the block of results/figures/shipped.md")
     args = parser.parse_args(words)
     if args.compile is not None:
         prepare_environment()

@@ -1,4 +1,4 @@
-"""Re-makes every block of docs/figures.md that needs no clock and no compiler, and the pictures of points in docs/.
+"""Re-makes the pages of bench/results/figures/ without a clock or a compiler, and all pictures of points.
 
     python -m bench.validation
 
@@ -6,7 +6,7 @@ The blocks `papers`, `kernels` and `bubble` are predictions beside figures that 
 the predicted columns are made again; the measured and compiled columns come from results/clock_cpu_2dev.json and
 results/fit.json, which `python -m bench.clock` and `python -m bench.fit` write. The pictures docs/recall.svg,
 docs/recall_hybrid.svg, docs/quickstart_hybrid.svg and docs/resume.svg show the stored results of `recall.py`,
-`hybrid.py` and `resume.py`, docs/flexsp.svg what `groups.py` simulates, docs/records.svg compiled lengths beside
+`hybrid.py` and `resume.py`, docs/flexsp.svg what `groups.py` simulates, results/records.svg compiled lengths beside
 published ones. Takes about half a minute. The pictures need matplotlib (extra `dev`).
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import clock, fit, hybrid, recall, resume, shipped
-from bench.blocks import write_block
+from bench.blocks import FIGURES, write_block
 from bench.figures import write
 from sppo_jax.report.draw.chart import Panel
 from studies import bubble, groups, kernels, papers, records_picture
@@ -24,7 +24,7 @@ from studies.calibration import calibrate, predictions
 from studies.published import published_cells
 
 HERE = Path(__file__).parent
-DOCS, RESULTS = HERE.parent / "docs", HERE / "results"
+RESULTS = HERE / "results"
 COMMAND = "python -m bench.validation"
 Pictures = dict[str, list[Panel]]  # paths from the root of the repository, and what the picture shows
 
@@ -34,7 +34,7 @@ def papers_block() -> tuple[str, Pictures]:
     cells = published_cells()
     rates = calibrate(cells)
     rows = predictions(cells, rates)
-    return papers.block(rates, rows), {"docs/papers.svg": papers.picture(rows)}
+    return papers.block(rates, rows), {"bench/results/figures/papers.svg": papers.picture(rows)}
 
 
 def kernels_block() -> tuple[str, Pictures]:
@@ -45,13 +45,13 @@ def kernels_block() -> tuple[str, Pictures]:
 def bubble_block() -> tuple[str, Pictures]:
     """Returns the block `bubble` and its picture."""
     found, gained = list(bubble.points()), bubble.gain()
-    return bubble.report(found, gained), {"docs/bubble.svg": bubble.picture(found, gained)}
+    return bubble.report(found, gained), {"bench/results/figures/bubble.svg": bubble.picture(found, gained)}
 
 
 def clock_block() -> tuple[str, Pictures]:
     """Returns the block `clock` and its picture."""
     report = clock.predicted_again(_stored("clock_cpu_2dev"))
-    return clock.block(report), {"docs/clock.svg": clock.picture(report["rows"])}
+    return clock.block(report), {"bench/results/figures/clock.svg": clock.picture(report["rows"])}
 
 
 def fit_block() -> tuple[str, Pictures]:
@@ -76,13 +76,13 @@ BLOCKS: dict[str, Callable[[], tuple[str, Pictures]]] = {
 
 
 def stored_pictures() -> Pictures:
-    """Returns the pictures that belong to no block of this page: stored results, and the groups of one batch."""
+    """Returns the pictures that belong to none of these blocks: stored results, and the groups of one batch."""
     return {
         "docs/flexsp.svg": groups.pictured(),
         "docs/quickstart_hybrid.svg": hybrid.picture(_stored("hybrid_cpu")["models"]),
         "docs/recall.svg": recall.picture(_stored("recall_cpu")),
         "docs/recall_hybrid.svg": recall.picture(_stored("recall_hybrid_cpu")),
-        "docs/records.svg": records_picture.picture(),
+        "bench/results/records.svg": records_picture.picture(),
         "docs/resume.svg": resume.picture(_stored("resume")["pairs"]),
     }
 
@@ -96,7 +96,7 @@ def main() -> int:
     pictures = stored_pictures()
     for name, make in BLOCKS.items():
         text, shown = make()
-        write_block(DOCS / "figures.md", name, text)
+        write_block(FIGURES / f"{name}.md", name, text)
         pictures |= shown
         print(f"{name}: written", flush=True)
     for path, panels in pictures.items():

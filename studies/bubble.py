@@ -1,7 +1,7 @@
-"""Plots how long stages wait against the number of chunks, and what less waiting gains, for docs/figures.md.
+"""Plots how long stages wait against the number of chunks, and what less waiting gains.
 
     python -m studies.bubble                 print
-    python -m studies.bubble --write         print, and write the block `bubble` and docs/bubble.svg
+    python -m studies.bubble --write         print, and write bubble.md and bubble.svg
 
 Waiting is the time of a simulated step beyond that of its work on one stage, as a share of the latter. With chunks that
 cost c_i (forward and backward, the costliest of each), p stages and v groups of layers it should be
@@ -11,9 +11,8 @@ cost c_i (forward and backward, the costliest of each), p stages and v groups of
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from bench.blocks import write_block
+from bench.blocks import FIGURES, write_block
 from bench.figures import write
 from sppo_jax.config import Config, config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster
@@ -28,7 +27,6 @@ from sppo_jax.schedule.table import TickShape, Unit
 from sppo_jax.search.chunks import equal_lengths, flops_balanced_lengths
 from sppo_jax.search.search import search
 
-DOCS = Path(__file__).parents[1] / "docs"
 LENGTH, MODEL = 2**20, "gpt-30b"  # 64 layers, so that 16 stages have four groups
 STAGES, COUNTS, GROUPS = (4, 8, 16), (16, 32, 64, 128, 256), (1, 2, 4)
 # What SPPO reports for 13B, 512K, N = 32, PP = 8 without and with multiplexed partitioning (its Fig. 11).
@@ -316,14 +314,14 @@ def report(found: list[Point], gained: Gain) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="write docs/bubble.svg and the block of docs/figures.md")
+    parser.add_argument("--write", action="store_true", help="write bubble.md and bubble.svg")
     args = parser.parse_args(arguments)
     found, gained = list(points()), gain()
     text = report(found, gained)
     print(text)
     if args.write:
-        write(DOCS / "bubble.svg", picture(found, gained))
-        write_block(DOCS / "figures.md", "bubble", text)
+        write(FIGURES / "bubble.svg", picture(found, gained))
+        write_block(FIGURES / "bubble.md", "bubble", text)
     return 0
 
 

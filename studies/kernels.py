@@ -1,4 +1,4 @@
-"""Compares the cost model's attention with NVIDIA's benchmarks of cuDNN's kernel, in docs/figures.md.
+"""Compares the cost model's attention with NVIDIA's benchmarks of cuDNN's kernel, in bench/results/figures/kernels.md.
 
     python -m studies.kernels                 print
     python -m studies.kernels --write         print, and write the block `kernels`
@@ -9,16 +9,15 @@ The figures were measured by NVIDIA, not by this project. No jax needed; takes a
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from bench.blocks import write_block
+from bench.blocks import FIGURES, write_block
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.costs import Recompute, StageShape, cost_model
 from studies.calibration import mean_error
 
-PAGE = Path(__file__).parents[1] / "docs" / "figures.md"
+PAGE = FIGURES / "kernels.md"
 SOURCE = "github.com/NVIDIA/cudnn-frontend, benchmark"
 HEAD_DIM, QUERIES_PER_KEY_HEAD = 128, 8
 # TFLOP/s by device and passes, of whole causal sequences: two of them, 64 query heads.
@@ -192,7 +191,7 @@ def _cell(point: Point) -> str:
 def main() -> int:
     """Prints the block, and writes it if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the block of docs/figures.md")
+    parser.add_argument("--write", action="store_true", help="write the block of bench/results/figures/kernels.md")
     text = report(list(points()))
     print(text)
     if parser.parse_args().write:

@@ -1,7 +1,7 @@
-"""Predicts what others published and writes the comparison into docs/figures.md.
+"""Predicts what others published and writes the comparison into bench/results/figures/papers.md.
 
     python -m studies.papers                 print
-    python -m studies.papers --write         print, and write the block `papers` and docs/papers.svg
+    python -m studies.papers --write         print, and write papers.md and papers.svg
 
 Three constants of the A100 and one each of the H100, the v5p and TPU7x are calibrated on named cells; all others are
 held out. No jax needed; takes a few seconds.
@@ -9,9 +9,8 @@ held out. No jax needed; takes a few seconds.
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 
-from bench.blocks import write_block
+from bench.blocks import FIGURES, write_block
 from bench.figures import write
 from sppo_jax.hardware import DEVICES
 from sppo_jax.report.draw.chart import Axis, Panel, Series
@@ -21,8 +20,6 @@ from studies.cells import Cell
 from studies.orderings import VERDICTS, counts, orderings
 from studies.published import KERNEL, LEFT_OUT, out_of_memory, published_cells
 from studies.systems import GPU, memory_bytes
-
-DOCS = Path(__file__).parents[1] / "docs"
 
 
 def report(rates: Calibration, rows: list[Row]) -> str:
@@ -312,7 +309,7 @@ def block(rates: Calibration, rows: list[Row]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="write docs/papers.svg and the block of docs/figures.md")
+    parser.add_argument("--write", action="store_true", help="write papers.md and papers.svg")
     args = parser.parse_args(arguments)
     cells = published_cells()
     rates = calibrate(cells)
@@ -320,8 +317,8 @@ def main(arguments: list[str] | None = None) -> int:
     text = block(rates, rows)
     print(text)
     if args.write:
-        write(DOCS / "papers.svg", picture(rows))
-        write_block(DOCS / "figures.md", "papers", text)
+        write(FIGURES / "papers.svg", picture(rows))
+        write_block(FIGURES / "papers.md", "papers", text)
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Makes the tables and the picture of docs/records.md again: this project's plans next to other systems' results.
+"""Makes the tables and the picture of the page of records again: this project's plans next to other systems' results.
 
-    python -m studies.records                 print
-    python -m studies.records --write         print, and write the blocks of docs/records.md and docs/records.svg
+    python -m studies.records                 print the blocks of bench/results/records.md
+    python -m studies.records --write         print, and write the blocks of records.md, and records.svg
 
 The command takes up to half an hour, mostly for the longest sequences; nothing is compiled or run. The scripts of
 single blocks (`records_compiled.py`, `records_people.py`, `records_planned.py`) take the same options.
@@ -24,9 +24,7 @@ BLOCKS = {
 def main(arguments: list[str] | None = None) -> int:
     """Prints all blocks, and writes them and the picture if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--write", action="store_true", help="write the blocks of docs/records.md, and docs/records.svg"
-    )
+    parser.add_argument("--write", action="store_true", help="write the blocks of records.md, and records.svg")
     args = parser.parse_args(arguments)
     for name, make in BLOCKS.items():
         text = make()

@@ -1,4 +1,4 @@
-"""Compiled plans at lengths that other systems hold records for, in docs/records.md.
+"""Compiled plans at lengths that other systems hold records for, in bench/results/records.md.
 
     python -m studies.records_compiled --write
 
@@ -22,7 +22,7 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.search.evaluate import memory_of
 
 ROOT = Path(__file__).parents[1]
-PAGE, RESULTS = ROOT / "docs" / "records.md", ROOT / "bench" / "results" / "fit.json"
+PAGE, RESULTS = ROOT / "bench" / "results" / "records.md", ROOT / "bench" / "results" / "fit.json"
 GIB = 2**30
 
 

@@ -1,4 +1,4 @@
-"""Plans common settings, and compares them with published figures of other systems, in docs/records.md.
+"""Plans common settings, and compares them with published figures of other systems, in bench/results/records.md.
 
     python -m studies.records_people --write
 
@@ -18,7 +18,7 @@ from sppo_jax.search.search import search
 from studies.record_cells import PEOPLE, K, M
 from studies.records_planned import leader, quiet
 
-PAGE = Path(__file__).parents[1] / "docs" / "records.md"
+PAGE = Path(__file__).parents[1] / "bench" / "results" / "records.md"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""The picture docs/records.svg: the longest sequence by number of GPUs, compiled for ours and run for others.
+"""The picture bench/results/records.svg: the longest sequence by number of GPUs, compiled for ours and run for others.
 
-Ours are the compiled cases of docs/records.md. Theirs are the published figures of `record_cells.py`. Figures on TPUs
+Ours are the compiled cases of records.md. Theirs are the published figures of `record_cells.py`. Figures on TPUs
 and figures of models without a compiled case are left out.
 """
 

@@ -1,4 +1,4 @@
-"""Compares this project's plans with the records of other systems, in the same settings, in docs/records.md.
+"""Compares this project's plans with the records of other systems, in the same settings, in bench/results/records.md.
 
     python -m studies.records_planned --write
 
@@ -18,7 +18,7 @@ from sppo_jax.search.limits import Bound, max_length
 from sppo_jax.search.search import search
 from studies.record_cells import LENGTHS, THROUGHPUT, Record
 
-PAGE = Path(__file__).parents[1] / "docs" / "records.md"
+PAGE = Path(__file__).parents[1] / "bench" / "results" / "records.md"
 # The planner's mean error on published throughput is about a tenth, so a smaller lead decides nothing.
 CLOSE = 0.10
 T = TypeVar("T")

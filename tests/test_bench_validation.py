@@ -1,29 +1,26 @@
-"""The blocks of docs/figures.md are what the code makes today, byte for byte; pictures show the data of today."""
+"""The pages of bench/results/figures/ are what the code makes today, byte for byte; pictures show the data of today."""
 
 import functools
 import json
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import pytest
 
 from bench import clock, figures, fit, shipped, validation
-from bench.blocks import read_block
+from bench.blocks import FIGURES, ROOT, read_block
 from sppo_jax.report.draw.chart import axis_ends
 
-ROOT = Path(__file__).parents[1]
 PICTURES = (
-    "bubble.svg",
-    "clock.svg",
-    "flexsp.svg",
-    "papers.svg",
-    "quickstart_hybrid.svg",
-    "recall.svg",
-    "recall_hybrid.svg",
-    "records.svg",
-    "resume.svg",
+    "bench/results/figures/bubble.svg",
+    "bench/results/figures/clock.svg",
+    "bench/results/figures/papers.svg",
+    "bench/results/records.svg",
+    "docs/flexsp.svg",
+    "docs/quickstart_hybrid.svg",
+    "docs/recall.svg",
+    "docs/recall_hybrid.svg",
+    "docs/resume.svg",
 )
-PAGE = ROOT / "docs" / "figures.md"
 pytestmark = pytest.mark.xdist_group("validation")
 
 
@@ -50,13 +47,14 @@ AGAIN = f"is stale: make it again with `{validation.COMMAND}`"
 
 @pytest.mark.parametrize("name", [*IN_CI, pytest.param(SEARCHED, marks=pytest.mark.slow)])
 def test_block_is_of_todays_code(made, name):
-    assert read_block(PAGE, name) == made(name)[0].strip(), f"the block {name!r} of docs/figures.md {AGAIN}"
+    assert read_block(FIGURES / f"{name}.md", name) == made(name)[0].strip(), f"{name}.md {AGAIN}"
 
 
 @pytest.mark.parametrize("name", ["llama3-8b-1gpu-80g", "olmo-3-7b-1gpu", "llama3-8b-1m-v5p-64"])
 def test_rows_of_shipped_configs_are_of_todays_code(name):
-    rows = [line for line in read_block(PAGE, SEARCHED).splitlines() if line.startswith(f"| {name} | ")]
-    assert rows[-1] == f"| {' | '.join(shipped.row(name, shipped.load().get(name)))} |", f"docs/figures.md {AGAIN}"
+    lines = read_block(FIGURES / "shipped.md", SEARCHED).splitlines()
+    rows = [line for line in lines if line.startswith(f"| {name} | ")]
+    assert rows[-1] == f"| {' | '.join(shipped.row(name, shipped.load().get(name)))} |", f"shipped.md {AGAIN}"
 
 
 def test_the_block_with_searches_makes_no_picture(monkeypatch):
@@ -66,16 +64,16 @@ def test_the_block_with_searches_makes_no_picture(monkeypatch):
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_stored_picture_shows_todays_data(pictures, name):
-    svg = (ROOT / "docs" / name).read_text()
-    assert figures.stored_digest(svg) == figures.digest(pictures[f"docs/{name}"]), f"docs/{name} {AGAIN}"
+    svg = (ROOT / name).read_text()
+    assert figures.stored_digest(svg) == figures.digest(pictures[name]), f"{name} {AGAIN}"
     assert len(svg) < 150_000
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_stored_picture_has_all_labels_and_its_points_lie_inside_the_axes(pictures, name):
-    root = ElementTree.fromstring((ROOT / "docs" / name).read_text())
+    root = ElementTree.fromstring((ROOT / name).read_text())
     texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
-    for panel in pictures[f"docs/{name}"]:
+    for panel in pictures[name]:
         labels = [panel.title, panel.x.label, panel.y.label, *(rule.title for rule in panel.rules)]
         labels += [series.name for series in panel.series]
         assert {line for label in labels for line in label.splitlines()} <= texts
@@ -88,16 +86,15 @@ def test_stored_picture_has_all_labels_and_its_points_lie_inside_the_axes(pictur
 
 
 def test_every_picture_of_points_is_made(pictures):
-    assert sorted(pictures) == [f"docs/{name}" for name in PICTURES]
-    drawn = [path.name for path in (ROOT / "docs").glob("*.svg") if figures.stored_digest(path.read_text())]
+    assert sorted(pictures) == list(PICTURES)
+    found = [path for folder in ("docs", "bench") for path in (ROOT / folder).rglob("*.svg")]
+    drawn = [path.relative_to(ROOT).as_posix() for path in found if figures.stored_digest(path.read_text())]
     assert sorted(drawn) == list(PICTURES)
 
 
-def test_every_block_of_the_page_is_made():
-    page = PAGE.read_text()
-    assert [page.count(f"<!-- begin {name} -->") for name in validation.BLOCKS] == [1] * len(validation.BLOCKS)
-    assert page.count("<!-- begin ") == len(validation.BLOCKS)
-    assert f"`{validation.COMMAND}`" in page
+def test_every_page_of_figures_is_made():
+    assert {path.stem for path in FIGURES.glob("*.md")} == set(validation.BLOCKS)
+    assert all(path.read_text().count("<!-- begin ") == 1 for path in FIGURES.glob("*.md"))
 
 
 def test_every_compiled_case_keeps_its_plan_and_the_block_shows_the_compilers_bytes(made):
@@ -129,14 +126,16 @@ def test_a_choice_that_was_not_timed_is_named_and_another_case_is_refused():
 
 
 def test_the_command_writes_blocks_and_pictures(made, pictures, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(validation, "DOCS", tmp_path / "docs")
+    pages = tmp_path / FIGURES.relative_to(ROOT)
+    monkeypatch.setattr(validation, "FIGURES", pages)
     monkeypatch.setattr(validation, "HERE", tmp_path / "bench")
     blocks = {name: functools.partial(made, name) for name in IN_CI}
     monkeypatch.setattr(validation, "BLOCKS", {**blocks, SEARCHED: lambda: ("rows", {})})
     monkeypatch.setattr(figures, "draw", figures.digest)
-    (tmp_path / "docs").mkdir()
+    for folder in (pages, tmp_path / "docs"):
+        folder.mkdir(parents=True)
     assert validation.main() == 0
-    assert read_block(tmp_path / "docs" / "figures.md", "bubble") == made("bubble")[0].strip()
+    assert read_block(pages / "bubble.md", "bubble") == made("bubble")[0].strip()
     for path, panels in pictures.items():
         assert (tmp_path / path).read_text() == figures.digest(panels)
     assert capsys.readouterr().out.count("written") == len(validation.BLOCKS) + len(PICTURES)

@@ -50,9 +50,9 @@ def test_gain_and_picture(found, tmp_path, monkeypatch, capsys):
     assert [series.y[0] for series in gains.series] == values
     assert [series.name.splitlines()[-1] for series in gains.series] == [f"{value:.2f}x" for value in values]
     monkeypatch.setattr(figures, "draw", figures.digest)
-    monkeypatch.setattr(bubble, "DOCS", tmp_path)
+    monkeypatch.setattr(bubble, "FIGURES", tmp_path)
     monkeypatch.setattr(bubble, "points", lambda: found)
     assert bubble.main(["--write"]) == 0
-    assert "![" in (tmp_path / "figures.md").read_text()
+    assert "![" in (tmp_path / "bubble.md").read_text()
     assert (tmp_path / "bubble.svg").read_text() == figures.digest([*waiting, gains])
     assert "largest difference" in capsys.readouterr().out

@@ -193,9 +193,9 @@ def test_heads_of_a_setup_replace_the_presets():
 
 
 def test_report_names_every_cell_and_writes_its_block(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(papers, "DOCS", tmp_path)
+    monkeypatch.setattr(papers, "FIGURES", tmp_path)
     assert papers.main(["--write"]) == 0
-    text = (tmp_path / "figures.md").read_text()
+    text = (tmp_path / "papers.md").read_text()
     drawn = len(list(ElementTree.parse(tmp_path / "papers.svg").iter("{http://www.w3.org/2000/svg}use")))
     assert drawn > len(JUDGED)
     assert all(row.cell.name in text for row in ROWS) and all(figure in text for figure, _ in LEFT_OUT)

@@ -9,7 +9,7 @@ import pytest
 from bench.blocks import read_block
 from studies import records, records_compiled, records_people, records_picture, records_planned
 
-STALE = "docs/records.md is stale: make it again with `python -m studies.records --write`"
+STALE = "bench/results/records.md is stale: make it again with `python -m studies.records --write`"
 ROWS = {record.cell + record.theirs: record for record in records_planned.THROUGHPUT}
 
 
@@ -127,11 +127,11 @@ def test_the_holders_of_memory_add_up():
 
 def test_compiled_records_are_of_todays_results():
     block = read_block(records.PAGE, "compiled")
-    assert records_compiled.report() == block, "docs/records.md is stale: python -m studies.records_compiled --write"
+    assert records_compiled.report() == block, "records.md is stale: python -m studies.records_compiled --write"
     assert all(f"| {aim.theirs} |" in block for aim in records_compiled.AIMS)
 
 
-PEOPLE = "docs/records.md is stale: make it again with `python -m studies.records_people --write`"
+PEOPLE = "bench/results/records.md is stale: make it again with `python -m studies.records_people --write`"
 
 
 @pytest.mark.parametrize("model", ["llama3-8b h100:1x8", "qwen3-8b h100:1x8", "qwen3-32b h100:2x8"])

@@ -23,7 +23,8 @@ _NEIGHBOUR_BYTES = 32 * (10 + 2 * 2) * _MiB
 # Buffers for devices of other hosts: two channels each, and no all-to-all of a plan spans many hosts.
 _NETWORK_BYTES = _GiB
 # Share of the pool that a plan leaves free, for fragments, for other kernels than those that were compiled for, and for
-# the error of the prediction: on jax 0.12 HBM is at most 4.0% above it, in all but two plans of docs/figures.md 3%.
+# the error of the prediction: on jax 0.12 HBM is at most 4.0% above it, in all but two
+# compiled plans 3% (bench/results/figures/fit.md).
 _SPARE = 0.03
 # XLA of jax 0.10 and 0.11 takes up to 11% more for the same steps.
 OLD_SPARE, _FIRST_TIGHT = 0.10, (0, 12)

@@ -30,7 +30,7 @@ from pathlib import Path
 import yaml
 
 from bench import moments
-from sppo_jax.train.checkpoint_read import checkpoint_steps, read_run
+from sppo_jax.train.checkpoints.read import checkpoint_steps, read_run
 
 RESULT = Path(__file__).parent / "results" / "chaos.json"
 KINDS = ("start", "step", "save")

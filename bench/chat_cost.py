@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.config import config_from_dict
-from sppo_jax.data.chat import Chat
-from sppo_jax.data.chat_spans import overlaps
-from sppo_jax.data.chat_template import ChatTemplate
-from sppo_jax.data.chat_words import check_words
-from sppo_jax.data.encoding import FileEncoder
+from sppo_jax.data.chat.roles import Chat
+from sppo_jax.data.chat.spans import overlaps
+from sppo_jax.data.chat.template import ChatTemplate
+from sppo_jax.data.chat.words import check_words
 from sppo_jax.data.open import open_data
+from sppo_jax.data.tokens.encoding import FileEncoder
 
 RESULT = Path(__file__).parent / "results" / "chat_cost.json"
 VOCABULARY, ROUNDS = 32_768, 5

@@ -22,10 +22,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from sppo_jax.data.chat import Chat
-from sppo_jax.data.chat_spans import overlaps
-from sppo_jax.data.chat_template import ChatTemplate
-from sppo_jax.data.encoding import FileEncoder
+from sppo_jax.data.chat.roles import Chat
+from sppo_jax.data.chat.spans import overlaps
+from sppo_jax.data.chat.template import ChatTemplate
+from sppo_jax.data.tokens.encoding import FileEncoder
 
 RESULT = Path(__file__).parent / "results" / "chat_templates.json"
 DAY = "2026-01-31"

@@ -239,10 +239,11 @@ def _train_step(plan: Plan):
 
     from bench.cases import random_batch
     from sppo_jax.models import build_model
-    from sppo_jax.pipeline import api, layout, storage
-    from sppo_jax.train.signals import Signals
+    from sppo_jax.pipeline import api
+    from sppo_jax.pipeline.params import layout, storage
     from sppo_jax.train.state import init_state, shardings_of, state_shapes
     from sppo_jax.train.step import make_optimizer, make_schedule, make_train_step
+    from sppo_jax.train.watch.signals import Signals
 
     config = config_of({})
     mesh, model = layout.make_mesh(plan), build_model(config, abstract=True)

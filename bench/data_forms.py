@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from sppo_jax.config import DataConfig
-from sppo_jax.data.encoding import open_encoder
-from sppo_jax.data.sources import load_corpus
-from sppo_jax.data.text import read_pieces
+from sppo_jax.data.content.documents import read_pieces
+from sppo_jax.data.sources.open_source import load_corpus
+from sppo_jax.data.tokens.encoding import open_encoder
 
 ROUNDS, TEXT_FILES = 5, 32
 _STREAMING = """

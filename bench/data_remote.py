@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sppo_jax.config import DataConfig
-from sppo_jax.data.encoding import Encoder, open_encoder
-from sppo_jax.data.sources import LIBRARY, find_files, load_corpus
+from sppo_jax.data.sources.open_source import LIBRARY, find_files, load_corpus
+from sppo_jax.data.tokens.encoding import Encoder, open_encoder
 
 ROUNDS, VOCAB_SIZE, NUM_FILES = 5, 1 << 15, 8
 _KEYS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_REGION": "us-east-1"}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.predict.documents import Documents, Packed, documents_of
+from sppo_jax.predict.seconds.documents import Documents, Packed, documents_of
 
 # Tokens of a document in the mean: 17,000 is that of the standard library's files, as bytes; chats are short.
 KINDS = {"whole": 0, "stdlib": 17_000, "chats": 1_500}

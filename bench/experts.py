@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.gpu_parts.machine import cpu_name
-from sppo_jax.models import grouped
-from sppo_jax.models.experts import ACTIVATIONS
+from sppo_jax.models.moe import grouped
+from sppo_jax.models.moe.experts import ACTIVATIONS
 
 RESULTS = Path(__file__).parent / "results" / "experts_cpu.json"
 # Tokens, experts of a token, hidden size, experts of a layer, size of an expert.

@@ -22,9 +22,9 @@ import numpy as np
 from bench.experts import CASES, compiled_forms
 from bench.gpu_parts.machine import cpu_name
 from sppo_jax.config.experts import ExpertsConfig
-from sppo_jax.models import router
-from sppo_jax.models.balance import Balance
-from sppo_jax.pipeline.shares import SharesLayout, Sharing
+from sppo_jax.models.moe import router
+from sppo_jax.models.moe.balance import Balance
+from sppo_jax.pipeline.layers.token_sums import SharesLayout, Sharing
 
 RESULTS = Path(__file__).parent / "results" / "experts_sums_cpu.json"
 NUM_ROWS, ROUNDS, REPEATS = 8, 5, 1

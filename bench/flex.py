@@ -41,8 +41,8 @@ from bench.flex_counts import Sent, count, placed
 from bench.gpu_parts.machine import cpu_name
 from sppo_jax.commands.command import simulate_devices
 from sppo_jax.config import Config, config_from_dict
-from sppo_jax.data.corpus import Corpus
-from sppo_jax.data.packing import PackedRows
+from sppo_jax.data.rows.corpus import Corpus
+from sppo_jax.data.rows.packing import PackedRows
 from sppo_jax.flex.lengths import sample_lengths, wikipedia
 from sppo_jax.flex.of_plan import window_shape
 from sppo_jax.flex.shape import WindowShape
@@ -137,7 +137,8 @@ def jitted(members: int, groups: str, kind: str) -> tuple[Any, Any]:
     from flax import nnx
 
     from sppo_jax.models.build import build_model
-    from sppo_jax.pipeline import api, layout
+    from sppo_jax.pipeline import api
+    from sppo_jax.pipeline.params import layout
 
     config = config_of(members, groups, kind)
     plan = make_plan(config)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sppo_jax.data.flex import window_pieces
-from sppo_jax.data.packing import PackedRows
+from sppo_jax.data.rows.flex import window_pieces
+from sppo_jax.data.rows.packing import PackedRows
 from sppo_jax.flex.baselines import Baseline, baselines
 from sppo_jax.flex.contract import far_cells
 from sppo_jax.flex.placement import Pieces, Placement

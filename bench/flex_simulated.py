@@ -24,11 +24,11 @@ import numpy as np
 
 from bench.flex_counts import Sent, forward_ticks, sent_bytes
 from sppo_jax.config import config_from_dict
-from sppo_jax.data.corpus import Corpus
-from sppo_jax.data.flex import FlexRows, window_pieces
 from sppo_jax.data.loader import Loader
-from sppo_jax.data.packing import PackedRows
-from sppo_jax.data.rows import Batch
+from sppo_jax.data.rows.corpus import Corpus
+from sppo_jax.data.rows.flex import FlexRows, window_pieces
+from sppo_jax.data.rows.packing import PackedRows
+from sppo_jax.data.rows.protocol import Batch
 from sppo_jax.flex.cells import plan_cells, today
 from sppo_jax.flex.lengths import Quantiles, corpora, sample_lengths, wikipedia
 from sppo_jax.flex.of_plan import window_shape

@@ -54,8 +54,8 @@ class Stopwatch:
 
 def loop_seconds(config: Config, plan: Plan, run_dir: Path) -> float:
     """Return seconds a step of the whole loop, from the batch after the warm-up to the last one."""
+    from sppo_jax.train.checkpoints.run_dir import claimed, write_run
     from sppo_jax.train.loop import train
-    from sppo_jax.train.run_dir import claimed, write_run
     from sppo_jax.train.setup import begin, prepare
 
     experiment = prepare(config, plan)
@@ -74,9 +74,9 @@ def bare_seconds(config: Config, plan: Plan, run_dir: Path) -> float:
 
     from sppo_jax.train.placement import batch_shapes, place_batch
     from sppo_jax.train.setup import begin, prepare
-    from sppo_jax.train.signals import Signals
     from sppo_jax.train.state import shardings_of
     from sppo_jax.train.step import make_train_step
+    from sppo_jax.train.watch.signals import Signals
 
     experiment = prepare(config, plan)
     state, signals = begin(experiment, run_dir).state, Signals(experiment.mesh).array()

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from sppo_jax.train.checkpoint_read import checkpoint_steps
+from sppo_jax.train.checkpoints.read import checkpoint_steps
 
 REPO = Path(__file__).parents[1]
 RESULT = Path(__file__).parent / "results" / "moments.json"

@@ -13,8 +13,8 @@ from unittest import mock
 from bench.loop import Stopwatch
 from sppo_jax.config import load_config
 from sppo_jax.search.make import make_plan
+from sppo_jax.train.checkpoints.run_dir import claimed, write_run
 from sppo_jax.train.loop import train
-from sppo_jax.train.run_dir import claimed, write_run
 from sppo_jax.train.setup import begin, prepare
 
 
@@ -40,7 +40,7 @@ def main(words: list[str]) -> None:
     clocks = Clocks(experiment.loader)
     experiment = replace(experiment, loader=clocks)
     # The report is drawn once a minute at most, so rounds of a few steps are timed without it.
-    with claimed(run_dir), mock.patch("sppo_jax.train.record.write_report"):
+    with claimed(run_dir), mock.patch("sppo_jax.train.metrics.record.write_report"):
         write_run(run_dir, config, plan)
         train(experiment, run_dir, begin(experiment, run_dir))
         clocks.note()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sppo_jax.config import load_config
+from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.hardware import Cluster
 from sppo_jax.hardware.pinned_limit import limit_of, requests_of
 from sppo_jax.hardware.pinned_pool import REFUSED_BYTES, PinnedPool
@@ -19,7 +20,6 @@ from sppo_jax.plan.host_pieces import ONE_PIECE
 from sppo_jax.plan.plan import Plan
 from sppo_jax.search.make import resolve_cluster
 from sppo_jax.search.search import search
-from sppo_jax.units import format_bytes
 
 GIB = 2**30
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -19,7 +19,7 @@ from bench.blocks import write_block
 from bench.row_keys import field_table, key_table
 from sppo_jax.cli import COMMANDS, main
 from sppo_jax.config import load_config
-from sppo_jax.predict.simulate import simulate
+from sppo_jax.predict.seconds.simulate import simulate
 from sppo_jax.report.draw.timeline import timeline_svg
 from sppo_jax.report.plan.figures import figures_of
 from sppo_jax.report.plan.text import brief_text

@@ -43,8 +43,8 @@ def prefix_gradient_cut() -> Iterator[None]:
     import jax
     import jax.numpy as jnp
 
-    from sppo_jax.attention import sequence
-    from sppo_jax.pipeline.mixing import StateUnit
+    from sppo_jax.attention.spreading import sequence
+    from sppo_jax.pipeline.pasts.states import StateUnit
 
     true, cotangent = sequence.take_gradient, StateUnit.cotangent
 

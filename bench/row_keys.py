@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from sppo_jax.data.loss_keys import KEYS
-from sppo_jax.data.row_documents import BOUNDS, LENGTHS, MASK, PACKED, PACKED_BOUNDS, POSITIONS, SEGMENTS, STARTS
+from sppo_jax.data.content.loss_keys import KEYS
+from sppo_jax.data.content.row_documents import (
+    BOUNDS,
+    LENGTHS,
+    MASK,
+    PACKED,
+    PACKED_BOUNDS,
+    POSITIONS,
+    SEGMENTS,
+    STARTS,
+)
 
 _WHERE = {
     "message": "a message",

@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from sppo_jax.train.checkpoint_read import checkpoint_steps
+from sppo_jax.train.checkpoints.read import checkpoint_steps
 
 REPO = Path(__file__).parents[1]
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -45,9 +45,9 @@ _PATIENCE_S = 120.0
 _HOOK = """
 import os, sys
 if "PHASE_FILE" in os.environ and os.environ.get("SPPO_PROCESS_ID", "0") == "0":
-    marks = {("import", "sppo_jax.train.trackers"): "planning", ("os.mkdir", "checkpoints"): "loop"}
+    marks = {("import", "sppo_jax.train.metrics.trackers"): "planning", ("os.mkdir", "checkpoints"): "loop"}
     marks |= {("open", "tokens.npy"): "data", ("open", "events.jsonl"): "compiling"}
-    marks |= {("import", "sppo_jax.distributed"): "imports"}
+    marks |= {("import", "sppo_jax.processes.distributed"): "imports"}
     marks |= {("socket.bind", ""): "joining"} if "SPPO_COORDINATOR" in os.environ else {}
     def note(event, words):
         path = str(words[0]).rpartition("/")[2] if event in ("import", "open", "os.mkdir") else ""

@@ -162,7 +162,7 @@ def compile_steps(args: argparse.Namespace, length: int) -> list[dict]:
 def _compiled(args, length: int, devices, layout, places: str) -> dict:
     import jax
 
-    from sppo_jax.fit.copies import host_copies
+    from sppo_jax.fit.hlo.copies import host_copies
 
     name = f"{layout}, {places}" if layout else "dense"
     lowered, options, known = _lower(args, length, devices, layout, places)
@@ -200,9 +200,9 @@ def _lower(args, length: int, devices, layout, places: str) -> tuple:
 
     from bench import cases
     from sppo_jax.compat import compiler_options
-    from sppo_jax.pipeline import layout as physical
-    from sppo_jax.pipeline import storage
     from sppo_jax.pipeline.api import Step
+    from sppo_jax.pipeline.params import layout as physical
+    from sppo_jax.pipeline.params import storage
     from sppo_jax.train.placement import batch_of, batch_shapes
 
     if layout is None:

@@ -131,10 +131,10 @@ def _compile(case: Case):
     from jax.sharding import SingleDeviceSharding
 
     from sppo_jax.attention.intervals import Intervals
-    from sppo_jax.attention.pallas import with_blocks
-    from sppo_jax.attention.pallas_backward import Rows, backward
     from sppo_jax.attention.pallas_blocks import Target, choose_blocks
-    from sppo_jax.attention.pallas_forward import State, forward
+    from sppo_jax.attention.tpu.backward import Rows, backward
+    from sppo_jax.attention.tpu.forward import State, forward
+    from sppo_jax.attention.tpu.pallas import with_blocks
     from sppo_jax.hardware.tpu_chips import TPU_CHIPS
 
     device = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGIES[case.chip]).devices[0]

@@ -23,7 +23,7 @@ from bench.shipped import CONFIGS, names
 from sppo_jax.config import Config, config_from_dict, load_config
 from sppo_jax.fit.compiled import compile_plan, prepare_environment
 from sppo_jax.plan.plan import Plan
-from sppo_jax.predict.simulate import simulate
+from sppo_jax.predict.seconds.simulate import simulate
 from sppo_jax.search.evaluate import costs_of, simulation_of
 from sppo_jax.search.make import make_plan, resolve_cluster
 

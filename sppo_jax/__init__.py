@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from sppo_jax.environment import avoid_wrong_sums
+from sppo_jax.processes.prepare import avoid_wrong_sums
 from sppo_jax.version import __version__ as __version__
 
 _HOMES = {
@@ -12,8 +12,26 @@ _HOMES = {
     "Plan": "sppo_jax.plan.plan",
     "build_model": "sppo_jax.models.build",
     "value_and_grad": "sppo_jax.pipeline.api",
+    "make_mesh": "sppo_jax.pipeline.params.layout",
+    "stored_shapes": "sppo_jax.pipeline.params.storage",
+    "param_shardings": "sppo_jax.pipeline.params.storage",
+    "make_train_step": "sppo_jax.train.step",
+    "Attention": "sppo_jax.attention.mixer",
+    "Operands": "sppo_jax.mixers.mixer",
 }
-__all__ = ["Plan", "build_model", "load_config", "make_plan", "value_and_grad"]
+__all__ = [
+    "Attention",
+    "Operands",
+    "Plan",
+    "build_model",
+    "load_config",
+    "make_mesh",
+    "make_plan",
+    "make_train_step",
+    "param_shardings",
+    "stored_shapes",
+    "value_and_grad",
+]
 
 
 def __getattr__(name: str) -> Any:

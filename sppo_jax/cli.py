@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
-from sppo_jax.output import OutputLost, take_streams
-from sppo_jax.stopping import Stopping
+from sppo_jax.processes.output import OutputLost, take_streams
+from sppo_jax.processes.stopping import Stopping
 from sppo_jax.version import __version__
 
 # The module of each command in sppo_jax/commands. It has `run(words) -> exit code`; words are the words after the name.
@@ -60,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(words: list[str], stopping: Stopping) -> int:
-    from sppo_jax import distributed
     from sppo_jax.commands.command import FAILED
+    from sppo_jax.processes import distributed
 
     code = FAILED
     try:

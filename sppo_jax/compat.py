@@ -10,6 +10,7 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.extend.core
@@ -18,7 +19,6 @@ import jax.numpy as jnp
 from jax._src import config as jax_config
 
 from sppo_jax.hardware.machine import driver_text
-from sppo_jax.rendezvous import Place, join_address, split_address
 from sppo_jax.version import jaxlib_version
 
 # openxla/xla#46231: jaxlib 0.11.0 reads reversed host slices wrongly on GPUs; fixed in 0.11.1, older ones are unproven.
@@ -533,12 +533,18 @@ def detect_cluster(timeout_s: int) -> tuple[str | None, int | None, int | None, 
     return coordinator, num_processes, process_id, None if local_ids is None else list(local_ids)
 
 
-def start_distributed(place: Place, *, timeout_s: int, heartbeat_s: int) -> None:
+def start_distributed(host: str, address: str, *, timeout_s: int, heartbeat_s: int, **place: Any) -> None:
     """Joins the processes; those with CPU devices exchange by gloo.
 
     The coordinator is reached directly, also where the environment names a proxy, which gRPC would otherwise ask.
+
+    Args:
+        host: the coordinator's host.
+        address: the host with the port, as gRPC reads it.
+        timeout_s: seconds in which all processes must join.
+        heartbeat_s: seconds of silence after which a process is taken for lost.
+        place: num_processes, process_id and local_device_ids, as `jax.distributed.initialize` takes them.
     """
-    host, port = split_address(place.coordinator)
     if any(name.lower().endswith("_proxy") for name in os.environ):
         direct = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy")
         os.environ["no_grpc_proxy"] = ",".join(filter(None, [direct, host]))
@@ -546,13 +552,11 @@ def start_distributed(place: Place, *, timeout_s: int, heartbeat_s: int) -> None
         jax.config.update("jax_check_proxy_envs", False)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
-        coordinator_address=join_address(host, port),
-        num_processes=place.num_processes,
-        process_id=place.process_id,
-        local_device_ids=place.local_device_ids,
+        coordinator_address=address,
         cluster_detection_method="deactivate",
         initialization_timeout=timeout_s,
         heartbeat_timeout_seconds=heartbeat_s,
+        **place,
     )
 
 

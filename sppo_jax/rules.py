@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from sppo_jax.units import format_bytes
+from sppo_jax.files.format_bytes import format_bytes
 
 # Each shape of a tick costs segments to compile.
 MOST_SHAPES = 6

@@ -19,13 +19,13 @@ from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster
 from sppo_jax.models.counts import balance_weights
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.plan.plan import Plan
-from sppo_jax.predict.costs import CostModel, Recompute, StageShape, cost_model
-from sppo_jax.predict.simulate import simulate
+from sppo_jax.predict.seconds.costs import CostModel, Recompute, StageShape, cost_model
+from sppo_jax.predict.seconds.simulate import simulate
 from sppo_jax.report.draw.chart import Axis, Panel, Series
 from sppo_jax.schedule.generators import make_table
 from sppo_jax.schedule.table import TickShape, Unit
-from sppo_jax.search.chunks import equal_lengths, flops_balanced_lengths
 from sppo_jax.search.search import search
+from sppo_jax.search.space.chunks import equal_lengths, flops_balanced_lengths
 
 LENGTH, MODEL = 2**20, "gpt-30b"  # 64 layers, so that 16 stages have four groups
 STAGES, COUNTS, GROUPS = (4, 8, 16), (16, 32, 64, 128, 256), (1, 2, 4)

@@ -19,8 +19,8 @@ import numpy as np
 from bench.blocks import write_block
 from bench.figures import write
 from sppo_jax.config import config_from_dict
-from sppo_jax.data.flex import window_pieces
-from sppo_jax.data.lengths import rows_of_corpus
+from sppo_jax.data.rows.flex import window_pieces
+from sppo_jax.data.rows.lengths import rows_of_corpus
 from sppo_jax.flex.lengths import corpora
 from sppo_jax.flex.placement import Placement
 from sppo_jax.flex.rows import documents_of

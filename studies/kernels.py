@@ -14,7 +14,7 @@ from bench.blocks import FIGURES, write_block
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.plan.parts import MeshShape
-from sppo_jax.predict.costs import Recompute, StageShape, cost_model
+from sppo_jax.predict.seconds.costs import Recompute, StageShape, cost_model
 from studies.calibration import mean_error
 
 PAGE = FIGURES / "kernels.md"
@@ -134,9 +134,9 @@ kernels.
 
 Each cell of the tables is measured / predicted in TFLOP/s, where only existing (query, key) pairs count. The figures
 in italics set the device's efficiency; the B200's is of a whole sequence on a GB200. The waves and tokens that
-`sppo_jax/predict/costs.py` adds for tails were fitted on the whole sequences. Mean absolute error on the {whole_count}
-other figures of whole sequences: **{whole:.1%}**. Mean absolute error on the {chunk_count} figures of chunks, on which
-nothing was fitted: **{chunks:.1%}**, worst {worst:+.1%} ({worst_name}).
+`sppo_jax/predict/seconds/costs.py` adds for tails were fitted on the whole sequences. Mean absolute error on the
+{whole_count} other figures of whole sequences: **{whole:.1%}**. Mean absolute error on the {chunk_count} figures
+of chunks, on which nothing was fitted: **{chunks:.1%}**, worst {worst:+.1%} ({worst_name}).
 With one efficiency for all sizes the chunks' mean error would be {flat:.1%}."""
 
 

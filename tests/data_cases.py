@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from sppo_jax.data.corpus import Corpus
+from sppo_jax.data.rows.corpus import Corpus
 
 SIZES = st.lists(st.integers(1, 23), min_size=1, max_size=12)
 PACKS = st.sampled_from(["whole", "stream", "none"])

@@ -9,8 +9,8 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sppo_jax.pipeline.api import value_and_grad
-from sppo_jax.pipeline.layout import make_mesh
-from sppo_jax.pipeline.storage import param_shardings
+from sppo_jax.pipeline.params.layout import make_mesh
+from sppo_jax.pipeline.params.storage import param_shardings
 from sppo_jax.train.placement import local_rows, place_batch
 
 STEPS = {
@@ -64,9 +64,9 @@ def check_rows():
 
 
 if __name__ == "__main__":
-    from sppo_jax import distributed
     from sppo_jax.commands.command import simulate_devices
     from sppo_jax.config import config_from_dict
+    from sppo_jax.processes import distributed
 
     model = {"vocab_size": 24, "hidden_size": 16, "num_layers": 4, "num_heads": 2, "mlp_size": 32}
     simulate_devices(distributed.local_devices(4))

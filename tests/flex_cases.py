@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sppo_jax.data.best_fit import best_fit
+from sppo_jax.data.rows.best_fit import best_fit
 from sppo_jax.flex.placement import Pieces, Placement
 from sppo_jax.flex.rows import Content
 from sppo_jax.flex.shape import WindowShape, simple_weights

@@ -6,8 +6,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.config.hf_export import shape_to_hf
-from sppo_jax.models.hf_tensors import tensor_shapes
+from sppo_jax.config.to_hf import shape_to_hf
+from sppo_jax.models.hf.tensors import tensor_shapes
 
 SMALL = dict(vocab_size=260, hidden_size=16, num_layers=2, num_heads=4, num_kv_heads=2, mlp_size=24, qkv_bias=True)
 

@@ -118,7 +118,7 @@ def hub(monkeypatch):
     constants = pytest.importorskip("huggingface_hub.constants")
     from huggingface_hub import HfFileSystem
 
-    from sppo_jax.data import remote
+    from sppo_jax.data.storage import remote
 
     server = Hub()
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import jax.numpy as jnp
 
-from sppo_jax.attention import ring
+from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.attention.kernels import MergedKernel
+from sppo_jax.attention.spreading import ring
 from sppo_jax.attention.tags import Tags
-from sppo_jax.dtypes import accumulator
 
 
 def replace_attention(monkeypatch):

@@ -3,8 +3,8 @@
 import json
 
 from sppo_jax.config import config_from_dict
-from sppo_jax.data.mask_bit import split_words
 from sppo_jax.data.open import open_data
+from sppo_jax.data.tokens.mask_bit import split_words
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"

@@ -123,7 +123,7 @@ def s3_server():
 @pytest.fixture
 def s3(s3_server, monkeypatch):
     """The server with an empty bucket named `data`; waits are short."""
-    from sppo_jax.data import places, remote
+    from sppo_jax.data.storage import places, remote
 
     for name, value in environment(s3_server).items():
         monkeypatch.setenv(name, value)

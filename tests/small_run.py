@@ -9,7 +9,7 @@ from flax import nnx
 from sppo_jax.config import config_from_dict, to_dict
 from sppo_jax.models import build_model
 from sppo_jax.search.make import make_plan
-from sppo_jax.train.fingerprint import stamp
+from sppo_jax.train.checkpoints.fingerprint import stamp
 
 SETTINGS = {
     "model": {"vocab_size": 24, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "mlp_size": 32, "init_scale": 0.3},

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.attention import cudnn, flash
 from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
 from sppo_jax.attention.spans import NOTHING_KNOWN, Known, find_spans
 from sppo_jax.attention.tags import Tags, visible
-from sppo_jax.dtypes import accumulator
 
 HEADS, KV_HEADS, HEAD_DIM = 2, 1, 8
 # Of each number, relative to 1 or to the largest number of its array. A score of -200 in float32 is off by 1e-5.

@@ -10,10 +10,10 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_cases import GRAD_SLOT, PLACE, Case, draw_case, plain_backward, plain_forward
 
 from sppo_jax.attention.intervals import Intervals
-from sppo_jax.attention.pallas import with_blocks
-from sppo_jax.attention.pallas_backward import Rows, backward
 from sppo_jax.attention.pallas_blocks import Blocks, Target, choose_blocks
-from sppo_jax.attention.pallas_forward import State, forward
+from sppo_jax.attention.tpu.backward import Rows, backward
+from sppo_jax.attention.tpu.forward import State, forward
+from sppo_jax.attention.tpu.pallas import with_blocks
 from sppo_jax.hardware.tpu_chips import TPU_CHIPS, chip_of
 
 NUM_KEYS = 1024

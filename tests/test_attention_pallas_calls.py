@@ -5,12 +5,14 @@ import re
 import jax.numpy as jnp
 import pytest
 
-from sppo_jax.attention import pallas_backward, pallas_calls, pallas_forward
 from sppo_jax.attention.check import Heads, find_difference
 from sppo_jax.attention.intervals import Intervals
-from sppo_jax.attention.pallas import PallasKernel
 from sppo_jax.attention.pallas_blocks import Blocks
-from sppo_jax.attention.pallas_calls import checked_kernel
+from sppo_jax.attention.tpu import backward as pallas_backward
+from sppo_jax.attention.tpu import check_calls as pallas_calls
+from sppo_jax.attention.tpu import forward as pallas_forward
+from sppo_jax.attention.tpu.check_calls import checked_kernel
+from sppo_jax.attention.tpu.pallas import PallasKernel
 
 HEADS = Heads(2, 1, 128)
 BLOCKS = Blocks(128, 128, 128, 2, vmem_bytes=2**26, is_interpreted=True)

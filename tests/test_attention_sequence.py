@@ -8,10 +8,11 @@ from exactness import quick_jit, random_batch
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from sppo_jax.attention import blockwise, flash, sequence, ulysses
+from sppo_jax.attention import blockwise, flash
 from sppo_jax.attention.dense import dense_attention
 from sppo_jax.attention.pallas_blocks import Target
-from sppo_jax.attention.sequence import Cache, Chunk, Split
+from sppo_jax.attention.spreading import sequence, ulysses
+from sppo_jax.attention.spreading.sequence import Cache, Chunk, Split
 from sppo_jax.attention.tags import Tags
 from sppo_jax.hardware.tpu_chips import TPU_CHIPS
 

@@ -170,7 +170,7 @@ def test_a_file_system_without_locks_is_told_of(place, capfd, monkeypatch, numbe
     def refuse(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("sppo_jax.locks.fcntl.flock", refuse)
+    monkeypatch.setattr("sppo_jax.files.locks.fcntl.flock", refuse)
     code, _, warned, lines = run(words, capfd)
     assert code == 0 and not lines
     assert sum("should be on a file system with locks, got run on one without" in line for line in warned) == (

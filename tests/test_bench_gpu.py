@@ -203,7 +203,7 @@ def test_a_part_whose_package_is_missing_is_refused(capsys, monkeypatch, tmp_pat
 
 def test_a_wrong_kernel_fails_its_comparison(monkeypatch):
     from bench.gpu_parts.program import target_here
-    from sppo_jax.attention import sequence
+    from sppo_jax.attention.spreading import sequence
 
     right = sequence.backward
 

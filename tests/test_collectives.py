@@ -9,7 +9,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from quick_flags import NORMAL_LEVEL
 
-from sppo_jax.collectives import in_order
+from sppo_jax.pipeline.cpu_order import in_order
 
 RING = [(i, (i + 1) % 8) for i in range(8)]
 

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from sppo_jax.collector import without_collector
+from sppo_jax.search.collector import without_collector
 
 
 @pytest.mark.parametrize("is_on", [True, False])

@@ -20,11 +20,11 @@ from safetensors.numpy import load_file, save_file
 
 from sppo_jax.cli import main
 from sppo_jax.config import ModelConfig, config_from_dict, load_config
-from sppo_jax.config.hf_config import FAMILIES, read_shape
+from sppo_jax.config.hf.families import FAMILIES, read_shape
 from sppo_jax.data.open import open_data
 from sppo_jax.models import dense_loss, from_hf, num_params, to_hf
-from sppo_jax.models.hf_folder import INDEX, TensorFolder
-from sppo_jax.train.checkpoint_read import find_checkpoint, read_run
+from sppo_jax.models.hf.folder import INDEX, TensorFolder
+from sppo_jax.train.checkpoints.read import find_checkpoint, read_run
 
 pytestmark = pytest.mark.xdist_group("commands_convert")
 

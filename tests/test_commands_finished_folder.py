@@ -11,7 +11,7 @@ from hf_folders import write_folder
 from sppo_jax.cli import main
 from sppo_jax.config import config_from_dict
 from sppo_jax.data.open import open_data
-from sppo_jax.models.hf_tokenizer import add_end_tokens
+from sppo_jax.models.hf.tokenizer import add_end_tokens
 
 pytest.importorskip("transformers")
 pytest.importorskip("jinja2")
@@ -21,9 +21,9 @@ from tokenizer_folders import CHATML, END, START, make_folder
 
 from sppo_jax.commands.finished_folder import _add_end_of_texts, _add_template
 from sppo_jax.config.data import ChatConfig, DataConfig
-from sppo_jax.data.chat_template import ChatTemplate
-from sppo_jax.data.encoding import BytesEncoder, FileEncoder
-from sppo_jax.data.stop_tokens import stop_tokens
+from sppo_jax.data.chat.stop_tokens import stop_tokens
+from sppo_jax.data.chat.template import ChatTemplate
+from sppo_jax.data.tokens.encoding import BytesEncoder, FileEncoder
 
 pytestmark = pytest.mark.xdist_group("finished_folder")
 

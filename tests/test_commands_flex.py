@@ -10,8 +10,8 @@ import yaml
 
 from sppo_jax.cli import main
 from sppo_jax.config import config_from_dict
-from sppo_jax.data.flex import window_pieces
-from sppo_jax.data.lengths import enough_lengths, rows_of_corpus, rows_of_lengths
+from sppo_jax.data.rows.flex import window_pieces
+from sppo_jax.data.rows.lengths import enough_lengths, rows_of_corpus, rows_of_lengths
 from sppo_jax.flex.lengths import corpora
 from sppo_jax.report.flex.line import teams_line
 

@@ -10,8 +10,8 @@ from report_cases import gpus
 from sppo_jax.cli import main
 from sppo_jax.config import config_from_dict, load_config
 from sppo_jax.hardware import parse_cluster
-from sppo_jax.search.layouts import length_for
-from sppo_jax.search.request import read_request
+from sppo_jax.search.space.layouts import length_for
+from sppo_jax.search.space.request import read_request
 
 
 @pytest.fixture

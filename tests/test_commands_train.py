@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 from exactness import small_plan
 
-from sppo_jax import distributed
 from sppo_jax.commands import train
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware.present import Gpu
 from sppo_jax.plan.host_arrays import HostArrays
 from sppo_jax.plan.parts import Predicted
+from sppo_jax.processes import distributed
 from sppo_jax.train import planned
 
 GIB = 2**30

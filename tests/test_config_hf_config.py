@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sppo_jax.config import ConfigError, ModelConfig, config_from_dict, load_config, to_yaml
-from sppo_jax.config.hf_config import FAMILIES, read_shape, shape_from_hf
-from sppo_jax.config.hf_export import shape_to_hf
-from sppo_jax.config.hf_language import language_config
+from sppo_jax.config.hf.families import FAMILIES, read_shape, shape_from_hf
+from sppo_jax.config.hf.language import language_config
 from sppo_jax.config.load import to_dict
 from sppo_jax.config.rope import RopeConfig
+from sppo_jax.config.to_hf import shape_to_hf
 from sppo_jax.models import PRESETS, apply_preset
 
 

@@ -6,9 +6,9 @@ import pytest
 from hf_configs import PUBLISHED, SMALL
 
 from sppo_jax.config import ConfigError, ModelConfig, config_from_dict
-from sppo_jax.config.hf_config import read_shape, shape_from_hf
-from sppo_jax.config.hf_export import shape_to_hf
-from sppo_jax.config.hf_language import language_config
+from sppo_jax.config.hf.families import read_shape, shape_from_hf
+from sppo_jax.config.hf.language import language_config
+from sppo_jax.config.to_hf import shape_to_hf
 
 MULTIMODAL = PUBLISHED["gemma-3-27b"]
 TEXT = {**SMALL, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "head_dim": 16}

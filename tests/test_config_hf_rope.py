@@ -9,8 +9,8 @@ import transformers
 from hf_configs import SMALL
 
 from sppo_jax.config import ConfigError, ModelConfig, config_from_dict
-from sppo_jax.config.hf_config import shape_from_hf
-from sppo_jax.config.hf_rope import rope_from_hf, rope_to_hf
+from sppo_jax.config.hf.families import shape_from_hf
+from sppo_jax.config.hf.rope import rope_from_hf, rope_to_hf
 from sppo_jax.config.rope import RopeConfig
 
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=2048)

@@ -13,9 +13,9 @@ from hf_configs import PUBLISHED
 from hf_models import MODELS, float64_transformers, make_model
 
 from sppo_jax.config import ConfigError, ModelConfig, config_from_dict, load_config, to_yaml
-from sppo_jax.config.hf_config import shape_from_hf
-from sppo_jax.config.hf_experts import BALANCE_OFF
-from sppo_jax.config.hf_export import shape_to_hf
+from sppo_jax.config.hf.experts import BALANCE_OFF
+from sppo_jax.config.hf.families import shape_from_hf
+from sppo_jax.config.to_hf import shape_to_hf
 from sppo_jax.models import apply_preset, from_hf, load_hf_params
 from sppo_jax.models.dense import dense_losses
 

@@ -8,8 +8,8 @@ import tarfile
 import numpy as np
 import pytest
 
-from sppo_jax.data.left_out import NO_TEXT, Tally
-from sppo_jax.data.text import read_pieces
+from sppo_jax.data.cache.left_out import NO_TEXT, Tally
+from sppo_jax.data.content.documents import read_pieces
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

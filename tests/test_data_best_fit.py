@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sppo_jax.data.best_fit import best_fit
+from sppo_jax.data.rows.best_fit import best_fit
 
 
 def one_by_one(sizes, capacity) -> list[int]:

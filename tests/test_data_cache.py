@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from sppo_jax.data import cache
-from sppo_jax.data.cache import entry_of
+from sppo_jax.data.cache import store as cache
+from sppo_jax.data.cache.store import entry_of
 
 DTYPE = np.dtype(np.uint16)
 
@@ -82,7 +82,7 @@ def test_several_at_once_get_the_same(tmp_path, monkeypatch, locks):
         def refuse(*_):
             raise OSError("no locks here")
 
-        monkeypatch.setattr("sppo_jax.locks.fcntl.flock", refuse)
+        monkeypatch.setattr("sppo_jax.files.locks.fcntl.flock", refuse)
     calls, found, barrier = [], [], threading.Barrier(6)
 
     def slow(writer):

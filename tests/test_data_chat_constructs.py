@@ -22,10 +22,10 @@ from chat_cases import (
     without_words,
 )
 
-from sppo_jax.data.chat import Chat
-from sppo_jax.data.chat_spans import overlaps
-from sppo_jax.data.chat_template import ChatTemplate
-from sppo_jax.data.encoding import BytesEncoder, FileEncoder
+from sppo_jax.data.chat.roles import Chat
+from sppo_jax.data.chat.spans import overlaps
+from sppo_jax.data.chat.template import ChatTemplate
+from sppo_jax.data.tokens.encoding import BytesEncoder, FileEncoder
 
 DAY = "2026-01-31"
 

@@ -8,9 +8,9 @@ import pytest
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.data.open import open_data, write_parts
-from sppo_jax.data.parts import Part
-from sppo_jax.data.summary import summarize
-from sppo_jax.report.run.chat_text import learned_text
+from sppo_jax.data.storage.parts import Part
+from sppo_jax.data.summary.summary import summarize
+from sppo_jax.report.data.chats import learned_text
 
 pytest.importorskip("jinja2")
 from chat_cases import PLAIN, make_tokenizer

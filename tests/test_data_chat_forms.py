@@ -6,12 +6,12 @@ import json
 import pytest
 
 from sppo_jax.config.data import ChatConfig
-from sppo_jax.data.chat_rows import chat_of, without_nulls
+from sppo_jax.data.content.conversations import chat_of, without_nulls
 
 pytest.importorskip("jinja2")
 from chat_cases import SHAPES
 
-from sppo_jax.data.chat_template import ChatTemplate
+from sppo_jax.data.chat.template import ChatTemplate
 
 Q, A = {"role": "user", "content": "Q1"}, {"role": "assistant", "content": "RIGHT"}
 

@@ -7,13 +7,13 @@ import pytest
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.data.open import open_data
-from sppo_jax.train.run_dir import changes_since
+from sppo_jax.train.checkpoints.run_dir import changes_since
 
 pytest.importorskip("jinja2")
 from chat_cases import CHATML, THINKS
 
-from sppo_jax.data.chat_template import ChatTemplate
-from sppo_jax.data.mask_bit import split_words
+from sppo_jax.data.chat.template import ChatTemplate
+from sppo_jax.data.tokens.mask_bit import split_words
 
 SYSTEM = {"role": "system", "content": "RULES"}
 CALL = {"type": "function", "function": {"name": "get", "arguments": {"of": "X9"}}}

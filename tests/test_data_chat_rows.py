@@ -5,13 +5,13 @@ import json
 import pytest
 
 from sppo_jax.config.data import ChatConfig
-from sppo_jax.data.chat_rows import chat_of, rows_of, without_nulls
+from sppo_jax.data.content.conversations import chat_of, rows_of, without_nulls
 
 pytest.importorskip("jinja2")
 from chat_cases import PLAIN
 
-from sppo_jax.data.chat import Chat
-from sppo_jax.data.chat_template import ChatTemplate
+from sppo_jax.data.chat.roles import Chat
+from sppo_jax.data.chat.template import ChatTemplate
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1, "b": [2]}}}
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "finds", "parameters": {"type": "object"}}}]

@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("jinja2")
 from chat_cases import FOR, LEAVES_OUT, SHAPES, TEMPLATES, without_words
 
-from sppo_jax.data.chat import Chat
-from sppo_jax.data.chat_template import ChatTemplate
+from sppo_jax.data.chat.roles import Chat
+from sppo_jax.data.chat.template import ChatTemplate
 
 Q, A = {"role": "user", "content": "Q1"}, {"role": "assistant", "content": "RIGHT"}
 

@@ -13,12 +13,12 @@ pytest.importorskip("jinja2")
 from chat_cases import FOR, PLAIN, draw, make_tokenizer
 from flex_cases import make_shape
 
-from sppo_jax.data.cache import Writer
-from sppo_jax.data.chat import Chat
-from sppo_jax.data.chat_template import ChatTemplate
-from sppo_jax.data.flex import FlexRows
+from sppo_jax.data.cache.store import Writer
+from sppo_jax.data.chat.roles import Chat
+from sppo_jax.data.chat.template import ChatTemplate
 from sppo_jax.data.loader import Loader
-from sppo_jax.data.mask_bit import split_words
+from sppo_jax.data.rows.flex import FlexRows
+from sppo_jax.data.tokens.mask_bit import split_words
 
 
 @pytest.fixture(scope="module")

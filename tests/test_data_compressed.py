@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sppo_jax.data.text import read_pieces
+from sppo_jax.data.content.documents import read_pieces
 
 TEXTS = [f"document {number} \u00fc" * 9 for number in range(40)]
 CONTENT = {".jsonl": "".join(json.dumps({"text": text}) + "\n" for text in TEXTS), ".txt": "\n".join(TEXTS)}

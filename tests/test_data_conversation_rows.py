@@ -3,7 +3,7 @@
 import pytest
 
 from sppo_jax.config.data import DataConfig
-from sppo_jax.data.conversation_rows import with_messages
+from sppo_jax.data.content.other_conversations import with_messages
 
 pytest.importorskip("jinja2")
 from row_cases import opened, trained

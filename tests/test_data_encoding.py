@@ -8,7 +8,7 @@ import pytest
 from data_cases import write_tokenizer
 
 from sppo_jax.config import DataConfig
-from sppo_jax.data.encoding import BytesEncoder, open_encoder
+from sppo_jax.data.tokens.encoding import BytesEncoder, open_encoder
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from tokenizer_folders import END, START, make_folder
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.data.ends import earlier_end_token, warn_of_other_ends
-from sppo_jax.data.mask_bit import split_words
 from sppo_jax.data.open import open_data
-from sppo_jax.data.summary import summarize
-from sppo_jax.models.hf_tokenizer import end_tokens_of
-from sppo_jax.report.run.data_text import data_text
-from sppo_jax.train.run_dir import changes_since, write_run
+from sppo_jax.data.summary.summary import summarize
+from sppo_jax.data.tokens.mask_bit import split_words
+from sppo_jax.models.hf.tokenizer import end_tokens_of
+from sppo_jax.report.data.text import data_text
+from sppo_jax.train.checkpoints.run_dir import changes_since, write_run
 from sppo_jax.train.setup import _go_on
 
 transformers = pytest.importorskip("transformers")

@@ -9,12 +9,12 @@ from data_cases import make_corpus, stack
 from flex_cases import make_shape, same
 
 from sppo_jax.config.data import RecallConfig
-from sppo_jax.data import flex
-from sppo_jax.data.flex import FlexRows
 from sppo_jax.data.loader import Loader
-from sppo_jax.data.mixture import Mixture
-from sppo_jax.data.packing import PackedRows
-from sppo_jax.data.recall import RecallRows
+from sppo_jax.data.rows import flex
+from sppo_jax.data.rows.flex import FlexRows
+from sppo_jax.data.rows.mixture import Mixture
+from sppo_jax.data.rows.packing import PackedRows
+from sppo_jax.data.rows.recall import RecallRows
 from sppo_jax.flex.contract import check_columns
 from sppo_jax.flex.rows import PACKED_ROWS
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from sppo_jax.data.folders import files_in, is_pattern
-from sppo_jax.data.sources import find_files
+from sppo_jax.data.sources.open_source import find_files
+from sppo_jax.data.storage.folders import files_in, is_pattern
 
 
 def make(root, *names):

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from sppo_jax.config import DataConfig
-from sppo_jax.data.encoding import START_TOKEN, open_encoder
+from sppo_jax.data.cache.left_out import LeftOut
+from sppo_jax.data.content.documents import read_pieces
 from sppo_jax.data.forms import json_rows
 from sppo_jax.data.forms.rows import read_rows
-from sppo_jax.data.left_out import LeftOut
-from sppo_jax.data.mask_bit import split_words
-from sppo_jax.data.sources import load_corpus
-from sppo_jax.data.text import read_pieces
+from sppo_jax.data.sources.open_source import load_corpus
+from sppo_jax.data.tokens.encoding import START_TOKEN, open_encoder
+from sppo_jax.data.tokens.mask_bit import split_words
 
 sys.path.insert(0, str(Path(__file__).parent / "forms"))
 from write import CHATS, NUM_EMPTY, TEXTS, TOKENS  # noqa: E402

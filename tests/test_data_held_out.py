@@ -7,8 +7,8 @@ import pytest
 
 from sppo_jax.config.data import RecallConfig
 from sppo_jax.data.held_out import OnePass, first_numbers, num_held_out
-from sppo_jax.data.mixture import Mixture
-from sppo_jax.data.recall import VALIDATION, RecallRows
+from sppo_jax.data.rows.mixture import Mixture
+from sppo_jax.data.rows.recall import VALIDATION, RecallRows
 
 LENGTH = 8
 

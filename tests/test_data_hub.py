@@ -7,9 +7,9 @@ import pytest
 from hub_server import hub  # noqa: F401
 
 from sppo_jax.config import DataConfig
-from sppo_jax.data import remote
-from sppo_jax.data.encoding import open_encoder
-from sppo_jax.data.sources import find_files, load_corpus
+from sppo_jax.data.sources.open_source import find_files, load_corpus
+from sppo_jax.data.storage import remote
+from sppo_jax.data.tokens.encoding import open_encoder
 
 pytest.importorskip("pyarrow")
 NAME = "hf://datasets/owner/name"

@@ -7,9 +7,10 @@ import pytest
 from report_cases import MODEL
 
 from sppo_jax.config import config_from_dict
-from sppo_jax.data import known, token_files
-from sppo_jax.data.known import documents_to_plan_for, known_documents, made_known, planned_for
+from sppo_jax.data.content import token_files
 from sppo_jax.data.open import open_data
+from sppo_jax.data.summary import known
+from sppo_jax.data.summary.known import documents_to_plan_for, known_documents, made_known, planned_for
 from sppo_jax.search.search import search
 
 LENGTH = 64

@@ -15,9 +15,9 @@ from s3_server import s3, s3_server, upload  # noqa: F401
 
 from sppo_jax.cli import main
 from sppo_jax.config import config_from_dict
-from sppo_jax.data.left_out import LeftOut
+from sppo_jax.data.cache.left_out import LeftOut
 from sppo_jax.data.open import open_data, write_parts
-from sppo_jax.data.parts import Part
+from sppo_jax.data.storage.parts import Part
 
 sys.path.insert(0, str(Path(__file__).parent / "forms"))
 from write import NUM_EMPTY, TEXTS, TOKENS  # noqa: E402

@@ -9,13 +9,21 @@ from row_cases import opened, trained
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.config.data import ChatConfig, DataConfig
-from sppo_jax.data.chat_rows import chat_of
-from sppo_jax.data.encoding import BytesEncoder
-from sppo_jax.data.left_out import SAYS_SO
-from sppo_jax.data.loss_keys import KEYS, ignored_key, names_of, per_message, row_trains, speaks_of_loss, with_train
+from sppo_jax.data.cache.left_out import SAYS_SO
+from sppo_jax.data.content.conversations import chat_of
+from sppo_jax.data.content.loss_keys import (
+    KEYS,
+    ignored_key,
+    names_of,
+    per_message,
+    row_trains,
+    speaks_of_loss,
+    with_train,
+)
 from sppo_jax.data.open import open_data
-from sppo_jax.data.sources import jobs_of
-from sppo_jax.data.token_rows import tokens_of
+from sppo_jax.data.sources.open_source import jobs_of
+from sppo_jax.data.sources.token_rows import tokens_of
+from sppo_jax.data.tokens.encoding import BytesEncoder
 
 YES = (True, 1, 1.0, "true", "True", " TRUE", "1", "1.0", np.int64(1), np.float32(1), np.array([1]), np.True_)
 NO = (False, 0, 0.0, "false", "False", "FALSE ", "0", "0.0", np.int64(0), np.float32(0), np.array([0]), np.False_)

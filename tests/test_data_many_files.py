@@ -17,8 +17,8 @@ import resource, sys, threading
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]), hard))
 from sppo_jax.config import DataConfig
-from sppo_jax.data.encoding import open_encoder
-from sppo_jax.data.sources import load_corpus
+from sppo_jax.data.tokens.encoding import open_encoder
+from sppo_jax.data.sources.open_source import load_corpus
 config = DataConfig(source=sys.argv[1], cache=sys.argv[2])
 corpus = load_corpus(config, sys.argv[1], lambda: open_encoder(config, vocab_size=1000), vocab_size=1000)
 print(corpus.num_documents, sum(int(corpus.read(a, b)[-1]) for a, b in zip(corpus.starts, corpus.ends)))

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from sppo_jax.config import DataConfig, config_from_dict
-from sppo_jax.data import best_fit, corpus, packing, text, tokenizing
-from sppo_jax.data.encoding import open_encoder
+from sppo_jax.data.content import documents as text
 from sppo_jax.data.forms import json_rows
 from sppo_jax.data.open import open_data
-from sppo_jax.data.sources import load_corpus
+from sppo_jax.data.rows import best_fit, corpus, packing
+from sppo_jax.data.sources import tokenizing
+from sppo_jax.data.sources.open_source import load_corpus
+from sppo_jax.data.tokens.encoding import open_encoder
 
 
 def peak_bytes(action):

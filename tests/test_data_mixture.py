@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sppo_jax.data.loader import Loader
-from sppo_jax.data.mixture import BLOCK, Mixture, block_counts
-from sppo_jax.data.packing import PackedRows
+from sppo_jax.data.rows.mixture import BLOCK, Mixture, block_counts
+from sppo_jax.data.rows.packing import PackedRows
 
 
 class Numbers:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sppo_jax.data.order import key_of, mix, mix_array, permuted
+from sppo_jax.data.rows.order import key_of, mix, mix_array, permuted
 
 
 @given(size=st.integers(1, 300), key=st.integers(0, 2**64 - 1))

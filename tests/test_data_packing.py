@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sppo_jax.attention.validate import validate_batch
-from sppo_jax.data.packing import PackedRows
+from sppo_jax.data.rows.packing import PackedRows
 
 
 @given(

@@ -15,9 +15,9 @@ from s3_server import s3, s3_server  # noqa: F401
 
 from sppo_jax.cli import main
 from sppo_jax.config import config_from_dict
-from sppo_jax.data.folders import File
 from sppo_jax.data.open import open_data, write_parts
-from sppo_jax.data.parts import Part, cut, parse_part
+from sppo_jax.data.storage.folders import File
+from sppo_jax.data.storage.parts import Part, cut, parse_part
 
 pytest.importorskip("pyarrow")
 
@@ -94,7 +94,7 @@ def test_parts_in_any_order_give_what_one_process_gives(s3, tmp_path, monkeypatc
         for number in numbers[-2:]:
             write_parts(config, Part(number=number, count=count))
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
-        monkeypatch.setattr("sppo_jax.data.tokenizing.read_pieces", None)  # all is there
+        monkeypatch.setattr("sppo_jax.data.sources.tokenizing.read_pieces", None)  # all is there
         if place == "bucket":
             assert contents(open_data(config)) == whole
 
@@ -105,7 +105,7 @@ def test_machines_may_mount_a_source_at_different_paths(tmp_path, monkeypatch):
     for number, source in enumerate(("in", "mnt/other") * 2, 1):
         write_parts(config_of(tmp_path, tmp_path / "parts", tmp_path / source), Part(number=number, count=4))
     whole = contents(open_data(config_of(tmp_path, tmp_path / "whole")))
-    monkeypatch.setattr("sppo_jax.data.tokenizing.read_pieces", None)  # all is there
+    monkeypatch.setattr("sppo_jax.data.sources.tokenizing.read_pieces", None)  # all is there
     assert contents(open_data(config_of(tmp_path, tmp_path / "parts", tmp_path / "mnt" / "other"))) == whole
 
 

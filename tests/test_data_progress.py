@@ -8,11 +8,11 @@ import pytest
 from s3_server import s3, s3_server, upload  # noqa: F401
 
 from sppo_jax.config import config_from_dict
-from sppo_jax.data import progress
-from sppo_jax.data.folders import look_at
 from sppo_jax.data.open import open_data, write_parts
-from sppo_jax.data.parts import Part
-from sppo_jax.data.progress import Progress, total_bytes
+from sppo_jax.data.storage import progress
+from sppo_jax.data.storage.folders import look_at
+from sppo_jax.data.storage.parts import Part
+from sppo_jax.data.storage.progress import Progress, total_bytes
 
 TEMPLATE = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
 ROWS = {

@@ -7,8 +7,8 @@ from row_cases import documents, opened, trained
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.data.open import open_data
-from sppo_jax.data.summary import summarize
-from sppo_jax.report.run.data_text import data_text
+from sppo_jax.data.summary.summary import summarize
+from sppo_jax.report.data.text import data_text
 
 
 def with_tokenizer(tmp_path, rows, **data):

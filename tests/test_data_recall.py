@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sppo_jax.config import ConfigError, RecallConfig, config_from_dict
 from sppo_jax.data.open import open_data
-from sppo_jax.data.recall import TRAINING, VALIDATION, RecallRows, with_distances
+from sppo_jax.data.rows.recall import TRAINING, VALIDATION, RecallRows, with_distances
 
 TASKS = st.builds(
     lambda pairs, values, distances: RecallConfig(pairs=pairs, values=values, distances=tuple(distances)),

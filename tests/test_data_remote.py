@@ -11,12 +11,12 @@ import pytest
 from s3_server import ACCESS_KEY, SECRET_KEY, s3, s3_server, upload  # noqa: F401
 
 from sppo_jax.config import DataConfig
-from sppo_jax.data import places, remote
-from sppo_jax.data.encoding import open_encoder
-from sppo_jax.data.folders import files_in
-from sppo_jax.data.places import matches, place_of
-from sppo_jax.data.sources import find_files, load_corpus
-from sppo_jax.paths import local_path
+from sppo_jax.data.sources.open_source import find_files, load_corpus
+from sppo_jax.data.storage import places, remote
+from sppo_jax.data.storage.folders import files_in
+from sppo_jax.data.storage.places import matches, place_of
+from sppo_jax.data.tokens.encoding import open_encoder
+from sppo_jax.files.paths import local_path
 
 pytest.importorskip("pyarrow")
 FORMS = Path(__file__).parent / "forms"

@@ -8,8 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from row_cases import opened
 
-from sppo_jax.data.row_documents import BOUNDS, LENGTHS, MASK, PACKED, PACKED_BOUNDS, POSITIONS, SEGMENTS, STARTS
-from sppo_jax.data.token_rows import tokens_of
+from sppo_jax.data.content.row_documents import (
+    BOUNDS,
+    LENGTHS,
+    MASK,
+    PACKED,
+    PACKED_BOUNDS,
+    POSITIONS,
+    SEGMENTS,
+    STARTS,
+)
+from sppo_jax.data.sources.token_rows import tokens_of
 
 SIZES = (8, 5, 7)
 

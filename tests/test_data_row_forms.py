@@ -7,7 +7,7 @@ import pytest
 from row_cases import opened, trained
 
 from sppo_jax.config.data import DataConfig
-from sppo_jax.data.row_forms import check_form, forms_of
+from sppo_jax.data.content.row_forms import check_form, forms_of
 
 pytest.importorskip("jinja2")
 TURNS = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]

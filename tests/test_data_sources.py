@@ -9,10 +9,11 @@ import pytest
 from data_cases import write_tokenizer
 
 from sppo_jax.config import DataConfig
-from sppo_jax.data import text, tokenizing
-from sppo_jax.data.corpus import split_corpus
-from sppo_jax.data.encoding import START_TOKEN, open_encoder
-from sppo_jax.data.sources import load_corpus
+from sppo_jax.data.content import documents as text
+from sppo_jax.data.rows.corpus import split_corpus
+from sppo_jax.data.sources import tokenizing
+from sppo_jax.data.sources.open_source import load_corpus
+from sppo_jax.data.tokens.encoding import START_TOKEN, open_encoder
 
 
 def documents(corpus) -> list[list[int]]:

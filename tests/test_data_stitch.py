@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from sppo_jax.config import DataConfig
-from sppo_jax.data import stitch, text, tokenizing
-from sppo_jax.data.encoding import BytesEncoder, open_encoder
-from sppo_jax.data.sources import load_corpus
-from sppo_jax.data.stitch import Stitcher
+from sppo_jax.data.content import documents as text
+from sppo_jax.data.sources import tokenizing
+from sppo_jax.data.sources.open_source import load_corpus
+from sppo_jax.data.tokens import stitch
+from sppo_jax.data.tokens.encoding import BytesEncoder, open_encoder
+from sppo_jax.data.tokens.stitch import Stitcher
 
 tokenizers = pytest.importorskip("tokenizers")
 from tokenizers import models, normalizers, pre_tokenizers, trainers  # noqa: E402

@@ -13,12 +13,12 @@ from chat_cases import PLAIN
 
 from sppo_jax.config import DataConfig, config_from_dict
 from sppo_jax.config.data import ChatConfig
-from sppo_jax.data.chat import Chat
-from sppo_jax.data.encoding import BytesEncoder, open_encoder
-from sppo_jax.data.mask_bit import split_words
+from sppo_jax.data.chat.roles import Chat
+from sppo_jax.data.chat.stop_tokens import warn_of_no_stop
+from sppo_jax.data.chat.template_places import Templates, read_template
 from sppo_jax.data.open import open_data
-from sppo_jax.data.stop_tokens import warn_of_no_stop
-from sppo_jax.data.template_places import Templates, read_template
+from sppo_jax.data.tokens.encoding import BytesEncoder, open_encoder
+from sppo_jax.data.tokens.mask_bit import split_words
 
 MESSAGES = [{"role": "user", "content": "a quick fox"}, {"role": "assistant", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from sppo_jax.data import text
-from sppo_jax.data.text import read_pieces
+from sppo_jax.data.content import documents as text
+from sppo_jax.data.content.documents import read_pieces
 
 
 def documents(path, text_key="text", strict=True) -> list[list[str]]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sppo_jax.config import DataConfig
-from sppo_jax.data.sources import load_corpus
+from sppo_jax.data.sources.open_source import load_corpus
 
 
 def load(path, vocab_size=50_000, **settings):

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from sppo_jax.data import token_map
-from sppo_jax.data.token_map import TokenMap
+from sppo_jax.data.tokens import token_map
+from sppo_jax.data.tokens.token_map import TokenMap
 
 
 def token_map_of(path, values, dtype=np.uint16, **changes):
@@ -53,7 +53,7 @@ import resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
 from sppo_jax.config import DataConfig
-from sppo_jax.data.sources import load_corpus
+from sppo_jax.data.sources.open_source import load_corpus
 config = DataConfig(source=sys.argv[1], separator=0, cache=sys.argv[3])
 corpus = load_corpus(config, config.source, None, vocab_size=1000)
 print(corpus.num_documents, sum(int(corpus.read(a, b).sum()) for a, b in zip(corpus.starts, corpus.ends)))
@@ -85,10 +85,10 @@ def test_more_files_of_tokens_than_may_be_open(tmp_path, suffix):
 @pytest.mark.parametrize("where", ["cache", "source", "tokenizer", "run directory"])
 def test_the_limit_of_open_files_is_named_wherever_it_is_met(tmp_path, monkeypatch, number, where):
     from sppo_jax.config import DataConfig
-    from sppo_jax.data.cache import entry_of
-    from sppo_jax.data.encoding import open_encoder
-    from sppo_jax.data.text import read_pieces
-    from sppo_jax.train.run_dir import claimed
+    from sppo_jax.data.cache.store import entry_of
+    from sppo_jax.data.content.documents import read_pieces
+    from sppo_jax.data.tokens.encoding import open_encoder
+    from sppo_jax.train.checkpoints.run_dir import claimed
 
     def full(*_, **__):
         raise OSError(number, os.strerror(number))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sppo_jax.config import config_from_dict
-from sppo_jax.data.mask_bit import split_words
 from sppo_jax.data.open import open_data
+from sppo_jax.data.tokens.mask_bit import split_words
 
 IDS = [5, 6, 7, 8, 9]
 LABELS = [-100, -100, 7, -100, 9]

@@ -7,8 +7,8 @@ import pytest
 from tokenizer_folders import END, OTHER, START, make_folder
 
 from sppo_jax.config import DataConfig
-from sppo_jax.data.encoding import FileEncoder, open_encoder
-from sppo_jax.data.tokenizer_places import read_special_tokens
+from sppo_jax.data.tokens.encoding import FileEncoder, open_encoder
+from sppo_jax.data.tokens.tokenizer_places import read_special_tokens
 
 transformers = pytest.importorskip("transformers")
 TEXTS = [f"hello {START}user {END}\n{OTHER} </s>", f" a {OTHER} b{END} <s>", "the quick fox", ""]

@@ -5,11 +5,11 @@ import json
 import pytest
 from distributed_cases import finish, start_processes
 
-from sppo_jax import distributed
-from sppo_jax.distributed import heartbeat_s, local_devices, timeout_s
 from sppo_jax.hardware import DEVICES
 from sppo_jax.hardware.present import Gpu
-from sppo_jax.rendezvous import Place
+from sppo_jax.processes import distributed
+from sppo_jax.processes.distributed import heartbeat_s, local_devices, timeout_s
+from sppo_jax.processes.rendezvous import Place
 
 GIVEN = {"SPPO_COORDINATOR": "node0:8476", "SPPO_NUM_PROCESSES": "4", "SPPO_PROCESS_ID": "3"}
 
@@ -72,7 +72,7 @@ def test_gpus_of_all_processes_are_counted_before_a_backend_starts():
     code = f"""
         join()
         import os
-        from sppo_jax import environment
+        from sppo_jax.processes import prepare as environment
         from sppo_jax.hardware import machine
         from sppo_jax.hardware.present import Gpu
         me = distributed.process_id()

@@ -15,14 +15,15 @@ from distributed_cases import REPO, environment
 from exactness import small_plan
 from jaxlib.xla_client import generate_pjrt_gpu_plugin_options
 
-from sppo_jax import compat, distributed, gpu_start, value_and_grad
-from sppo_jax import environment as env
+from sppo_jax import compat, value_and_grad
 from sppo_jax.commands.command import simulate_devices
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster, pool_bytes
 from sppo_jax.models import build_model
 from sppo_jax.plan.host_arrays import HostArrays
 from sppo_jax.plan.parts import MeshShape, Predicted
+from sppo_jax.processes import distributed, gpu_start
+from sppo_jax.processes import prepare as env
 
 GiB = 2**30
 SETTINGS = {
@@ -219,7 +220,7 @@ def test_no_flags_are_searched_once_a_backend_runs(flags, monkeypatch):
 
 
 def test_what_is_warned_of_is_what_ends_the_process():
-    code = "from sppo_jax import environment; environment.set_memory_fraction(); import jax; jax.devices()"
+    code = "from sppo_jax.processes import prepare; prepare.set_memory_fraction(); import jax; jax.devices()"
     errors = run(code, JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_cpu_enable_fast_mat=true")[1]
     warned, _, fatal = errors.partition("XLA will end the process")
     assert "UserWarning: XLA_FLAGS must hold flags that XLA knows" in warned
@@ -227,9 +228,9 @@ def test_what_is_warned_of_is_what_ends_the_process():
 
 
 def test_no_backend_is_started_by_looking():
-    code = "import sppo_jax, sys; from sppo_jax import environment; print(environment._running_platform())"
-    code += "; print('jax' in sys.modules); import jax; print(environment._running_platform())"
-    code += "; jax.devices(); print(environment._running_platform())"
+    code = "import sppo_jax, sys; from sppo_jax.processes import prepare; print(prepare._running_platform())"
+    code += "; print('jax' in sys.modules); import jax; print(prepare._running_platform())"
+    code += "; jax.devices(); print(prepare._running_platform())"
     assert run(code, JAX_PLATFORMS="cpu")[0].split() == ["None", "False", "None", "cpu"]
 
 
@@ -396,7 +397,8 @@ def test_processes_that_ask_for_devices_before_they_plan_allow_all(unset, monkey
 
 def test_eval_sets_the_share_before_it_asks_for_devices(unset, monkeypatch):
     from sppo_jax.commands import eval as command
-    from sppo_jax.train import checkpoint_read, evaluate_saved
+    from sppo_jax.train import evaluate_saved
+    from sppo_jax.train.checkpoints import read as checkpoint_read
 
     def stop(saved, overrides):
         raise ValueError(f"at the first question for devices: {given()}")
@@ -419,7 +421,8 @@ def test_train_sets_the_limits_before_the_backend_starts(tmp_path):
     code = f"""
 import json, os, sys
 from unittest import mock
-from sppo_jax import cli, environment
+from sppo_jax import cli
+from sppo_jax.processes import prepare as environment
 from sppo_jax.config import load_config
 from sppo_jax.search.make import make_plan
 from sppo_jax.train import setup

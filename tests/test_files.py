@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sppo_jax.files import check_encoding, finite, json_text, parse_json, write_whole
+from sppo_jax.files.whole import check_encoding, finite, json_text, parse_json, write_whole
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):

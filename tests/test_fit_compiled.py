@@ -13,12 +13,12 @@ from sppo_jax.cli import main
 from sppo_jax.commands.fit import _problem
 from sppo_jax.config import config_from_dict, load_config, to_yaml
 from sppo_jax.fit.compiled import Fit, Sizes, compile_lowered, compile_plan, prepare_environment, variants_of
-from sppo_jax.fit.copies import HostCopies, LoopWait
 from sppo_jax.fit.figures import Figures
 from sppo_jax.fit.fingerprint import Lowering
-from sppo_jax.fit.hops import RingHops
+from sppo_jax.fit.hlo.copies import HostCopies, LoopWait
+from sppo_jax.fit.hlo.hops import RingHops
+from sppo_jax.fit.hlo.slices import Slice
 from sppo_jax.fit.nearest import nearest_change
-from sppo_jax.fit.slices import Slice
 from sppo_jax.hardware import parse_cluster, pool_bytes
 from sppo_jax.search.search import search
 

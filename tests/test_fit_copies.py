@@ -2,7 +2,7 @@
 
 import pytest
 
-from sppo_jax.fit.copies import host_copies
+from sppo_jax.fit.hlo.copies import host_copies
 
 # A write behind a loop with a product, a fetch behind nothing, and a copy without start and done, in a loop of 3
 # iterations.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sppo_jax.fit.hlo_text import computations_of, loop_of
+from sppo_jax.fit.hlo.text import computations_of, loop_of
 
 # As XLA:TPU writes a loop of 5 - 2 iterations: the counter is copied, and is not the first of what the loop carries.
 LOOP = """

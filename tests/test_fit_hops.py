@@ -7,8 +7,8 @@ from exactness import quick_options
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from sppo_jax.attention import ring
-from sppo_jax.fit.hops import RingHops, ring_hops
+from sppo_jax.attention.spreading import ring
+from sppo_jax.fit.hlo.hops import RingHops, ring_hops
 
 
 def sent(number, size, scope="ring_hop"):

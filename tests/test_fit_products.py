@@ -2,7 +2,7 @@
 
 import pytest
 
-from sppo_jax.fit.products import Products
+from sppo_jax.fit.hlo.products import Products
 
 LINES = {
     "gemm": [

@@ -4,8 +4,8 @@ import jax
 import pytest
 
 from sppo_jax.config import config_from_dict
+from sppo_jax.fit.hlo.slices import Slice, slices_of, wrong_slices
 from sppo_jax.fit.lowering import train_program
-from sppo_jax.fit.slices import Slice, slices_of, wrong_slices
 from sppo_jax.search.make import make_plan
 
 MODEL = {

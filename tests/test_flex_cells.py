@@ -13,7 +13,7 @@ from sppo_jax.flex.contract import check_columns, far_cells
 from sppo_jax.flex.greedy import deal
 from sppo_jax.flex.placement import Pieces
 from sppo_jax.flex.rows import write
-from sppo_jax.predict.simulate import simulate
+from sppo_jax.predict.seconds.simulate import simulate
 
 CASES = [(kind, seed) for kind in KINDS for seed in range(15)]
 

@@ -5,7 +5,7 @@ import pytest
 from data_cases import make_corpus, stack
 from flex_cases import make_shape
 
-from sppo_jax.data.packing import PackedRows
+from sppo_jax.data.rows.packing import PackedRows
 from sppo_jax.flex.contract import check_columns, far_cells
 
 # Two chunks of 4 slots on 4 members: rows of the table are slots, columns members.

@@ -10,7 +10,7 @@ from sppo_jax.flex.cells import today
 from sppo_jax.flex.of_plan import plan_weights, window_shape
 from sppo_jax.flex.placement import Pieces
 from sppo_jax.plan.parts import SchedulePlan
-from sppo_jax.predict.simulate import simulate
+from sppo_jax.predict.seconds.simulate import simulate
 from sppo_jax.schedule.csv_format import to_csv
 from sppo_jax.search.make import costs_of, make_plan
 

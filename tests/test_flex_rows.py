@@ -10,7 +10,7 @@ from bench.flex_counts import count_pairs
 from sppo_jax.flex.cells import today
 from sppo_jax.flex.placement import Pieces, Placement, bit_length, dealt_pairs
 from sppo_jax.flex.rows import documents_of, indices, write, write_row
-from sppo_jax.pipeline.layout import STRIPED
+from sppo_jax.pipeline.params.layout import STRIPED
 
 
 def placed(shape, sizes, **places) -> Placement:

@@ -11,9 +11,9 @@ import pytest
 from distributed_cases import REPO, environment
 from exactness import small_plan
 
-from sppo_jax import environment as env
-from sppo_jax import gpu_start
 from sppo_jax.plan.stall_limit import stall_limit_s
+from sppo_jax.processes import gpu_start
+from sppo_jax.processes import prepare as env
 
 GiB = 2**30
 LOADING = "CUDA_MODULE_LOADING"

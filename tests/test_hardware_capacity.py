@@ -7,7 +7,7 @@ import pytest
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster, pool_bytes, usable_bytes
 from sppo_jax.hardware.capacity import installed_spare, pool_share
-from sppo_jax.search.request import resolve_cluster
+from sppo_jax.search.space.request import resolve_cluster
 
 GIB, MIB = 2**30, 2**20
 
@@ -71,7 +71,7 @@ def config(**hardware):
 def test_the_jax_of_this_machine_counts_for_its_own_devices_alone(version, here, monkeypatch):
     monkeypatch.setattr("sppo_jax.hardware.capacity.jaxlib_version", lambda: version)
     assert installed_spare(DEVICES["h100"]) == here and installed_spare(DEVICES["cpu"]) is None
-    monkeypatch.setattr("sppo_jax.search.request.local_cluster", lambda: make_cluster(DEVICES["h100"], 8))
+    monkeypatch.setattr("sppo_jax.search.space.request.local_cluster", lambda: make_cluster(DEVICES["h100"], 8))
     assert resolve_cluster(config()).spare == here
     assert resolve_cluster(config(cluster="h100:1x8")).spare is None
     assert resolve_cluster(config(cluster="h100:1x8", hbm_spare=0.2)).spare == 0.2

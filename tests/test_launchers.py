@@ -8,8 +8,8 @@ import pytest
 from distributed_cases import finish, free_port, start_in
 from gpu_machines import machine
 
-from sppo_jax.launchers import AFTER_JAX, BEFORE_JAX, find_place
-from sppo_jax.rendezvous import Place
+from sppo_jax.processes.launchers import AFTER_JAX, BEFORE_JAX, find_place
+from sppo_jax.processes.rendezvous import Place
 
 GIVEN = {"SPPO_COORDINATOR": "node0:8476", "SPPO_NUM_PROCESSES": "4", "SPPO_PROCESS_ID": "3"}
 SLURM = {

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from sppo_jax.locks import try_lock
+from sppo_jax.files.locks import try_lock
 
 
 def test_a_lock_is_held_once_or_shared(tmp_path):
@@ -30,6 +30,6 @@ def test_what_the_system_answers(tmp_path, monkeypatch, number, answer):
     def refuse(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("sppo_jax.locks.fcntl.flock", refuse)
+    monkeypatch.setattr("sppo_jax.files.locks.fcntl.flock", refuse)
     with (tmp_path / "lock").open("a") as file:
         assert try_lock(file) is answer

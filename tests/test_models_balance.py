@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from sppo_jax.config.experts import ExpertsConfig
-from sppo_jax.models import router
-from sppo_jax.models.balance import Balance, loads_of, moved_bias
+from sppo_jax.models.moe import router
+from sppo_jax.models.moe.balance import Balance, loads_of, moved_bias
 
 NUM_LAYERS, NUM_TOKENS, NUM_EXPERTS, TOP_K = 3, 24, 6, 2
 EXPERTS = ExpertsConfig(count=NUM_EXPERTS, chosen=TOP_K)

@@ -20,10 +20,10 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.qwen2_moe import modeling_qwen2_moe
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.models.experts import ACTIVATIONS, ExpertsMLP
-from sppo_jax.models.hf_form import Form
-from sppo_jax.models.hf_rules import read_parameter
-from sppo_jax.models.hf_tensors import rules_for, sizes_of
+from sppo_jax.models.hf.form import Form
+from sppo_jax.models.hf.tensor_rules import read_parameter
+from sppo_jax.models.hf.tensors import rules_for, sizes_of
+from sppo_jax.models.moe.experts import ACTIVATIONS, ExpertsMLP
 
 # Neither the size of an expert nor twice the size is the hidden size, so that no transposed tensor fits.
 NUM_TOKENS, HIDDEN, SIZE = 29, 12, 5

@@ -11,8 +11,8 @@ from exactness import quick_jit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sppo_jax.models import grouped, tiles
-from sppo_jax.models.experts import ACTIVATIONS
+from sppo_jax.models.moe import grouped, tiles
+from sppo_jax.models.moe.experts import ACTIVATIONS
 
 NUM_TOKENS, HIDDEN, SIZE, NUM_EXPERTS = 11, 6, 5, 4
 FORMS = {"tiles": (), "ragged": ("cpu", "tpu")}

@@ -21,15 +21,15 @@ from safetensors.torch import save_file
 from transformers import modeling_rope_utils
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.config.hf_config import read_shape
-from sppo_jax.config.hf_rope import rope_from_hf
+from sppo_jax.config.hf.families import read_shape
+from sppo_jax.config.hf.rope import rope_from_hf
 from sppo_jax.config.rope import RopeConfig
 from sppo_jax.models import Decoder, from_hf, load_hf_params, to_hf
-from sppo_jax.models.hf_folder import TensorFolder
+from sppo_jax.models.hf.folder import TensorFolder
 from sppo_jax.models.rotary import rotary_frequencies
 from sppo_jax.pipeline.api import value_and_grad
-from sppo_jax.pipeline.layout import make_mesh
-from sppo_jax.pipeline.storage import param_shardings
+from sppo_jax.pipeline.params.layout import make_mesh
+from sppo_jax.pipeline.params.storage import param_shardings
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.config.hf_config import read_shape, shape_from_hf
-from sppo_jax.config.hf_export import shape_to_hf
+from sppo_jax.config.hf.families import read_shape, shape_from_hf
 from sppo_jax.config.presets import apply_preset
+from sppo_jax.config.to_hf import shape_to_hf
 from sppo_jax.models import from_hf, load_hf_params, num_params, to_hf
 
 transformers.logging.set_verbosity_error()

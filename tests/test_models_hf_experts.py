@@ -16,10 +16,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
-from sppo_jax.config.hf_config import read_shape
+from sppo_jax.config.hf.families import read_shape
 from sppo_jax.models import from_hf, load_hf_params, to_hf
 from sppo_jax.models.dense import dense_losses
-from sppo_jax.models.hf_folder import TensorFolder
+from sppo_jax.models.hf.folder import TensorFolder
 
 pytestmark = pytest.mark.xdist_group("models_hf_experts")
 LENGTH, PADDING = 24, 9

@@ -13,9 +13,9 @@ from hf_models import make_model
 from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
-from sppo_jax.config.hf_config import read_shape
+from sppo_jax.config.hf.families import read_shape
 from sppo_jax.models import from_hf, load_hf_params, to_hf
-from sppo_jax.models.hf_folder import TensorFolder
+from sppo_jax.models.hf.folder import TensorFolder
 from sppo_jax.models.stacks import stacks_of
 
 transformers.logging.set_verbosity_error()

@@ -13,7 +13,7 @@ from hf_folders import SMALL, write_folder
 from safetensors.numpy import load_file, save_file
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.models.hf_folder import TensorFolder
+from sppo_jax.models.hf.folder import TensorFolder
 
 pytestmark = pytest.mark.xdist_group("models_hf")
 NAME = "model.norm.weight"

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from sppo_jax.config import DeltaConfig, ModelConfig
 from sppo_jax.config.experts import ExpertsConfig
-from sppo_jax.models.hf_experts import form_of
-from sppo_jax.models.hf_form import Form, folder_form
-from sppo_jax.models.hf_rules import read_parameter, to_tensor
-from sppo_jax.models.hf_tensors import parameter_shapes, places, rules_for, sizes_of, tensor_shapes
+from sppo_jax.models.hf.experts import form_of
+from sppo_jax.models.hf.form import Form, folder_form
+from sppo_jax.models.hf.tensor_rules import read_parameter, to_tensor
+from sppo_jax.models.hf.tensors import parameter_shapes, places, rules_for, sizes_of, tensor_shapes
 
 SHAPE = dict(
     vocab_size=11, hidden_size=6, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=10, qkv_bias=True, qk_norm=True

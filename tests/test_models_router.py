@@ -14,7 +14,7 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe
 from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
 
 from sppo_jax.config.experts import ExpertsConfig
-from sppo_jax.models import router
+from sppo_jax.models.moe import router
 
 NUM_TOKENS, HIDDEN, NUM_EXPERTS = 200, 5, 12
 COMMON = dict(hidden_size=HIDDEN, num_experts_per_tok=3, num_local_experts=NUM_EXPERTS)

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from sppo_jax import output as module
-from sppo_jax.output import Output, OutputLost, lost_lines, take_streams
+from sppo_jax.processes import output as module
+from sppo_jax.processes.output import Output, OutputLost, lost_lines, take_streams
 
 
 @pytest.fixture

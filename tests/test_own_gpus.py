@@ -2,8 +2,8 @@
 
 import pytest
 
-from sppo_jax.distributed import find_place
-from sppo_jax.own_gpus import own_gpus, share_of
+from sppo_jax.processes.distributed import find_place
+from sppo_jax.processes.own_gpus import own_gpus, share_of
 
 ALL = "0,1,2,3,4,5,6,7"
 
@@ -11,7 +11,7 @@ ALL = "0,1,2,3,4,5,6,7"
 @pytest.fixture(autouse=True)
 def no_driver(monkeypatch):
     """The machine of the test may have GPUs."""
-    monkeypatch.setattr("sppo_jax.own_gpus.num_gpus", lambda environ: None)
+    monkeypatch.setattr("sppo_jax.processes.own_gpus.num_gpus", lambda environ: None)
 
 
 def task(number, *, tasks="8(x2)", node=1, visible=ALL, of_node="8", **more):
@@ -88,7 +88,7 @@ def test_a_place_that_is_given_takes_the_gpus_of_its_task():
 
 @pytest.mark.parametrize("visible", [1, 4, 8])
 def test_a_cgroup_limits_a_task_without_a_variable(monkeypatch, visible):
-    monkeypatch.setattr("sppo_jax.own_gpus.num_gpus", lambda environ: visible)
+    monkeypatch.setattr("sppo_jax.processes.own_gpus.num_gpus", lambda environ: visible)
     assert own_gpus(task(5, visible=None)) == ((5,) if visible == 8 else None)
 
 

@@ -11,7 +11,7 @@ from hf_configs import SMALL
 from hf_folders import write_folder
 
 from sppo_jax.config import load_config
-from sppo_jax.paths import check_local, file_error, local_path
+from sppo_jax.files.paths import check_local, file_error, local_path
 
 
 @pytest.fixture

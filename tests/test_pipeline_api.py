@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from sppo_jax.pipeline import api
 from sppo_jax.pipeline.api import evaluate, value_and_grad
-from sppo_jax.pipeline.layout import make_mesh
+from sppo_jax.pipeline.params.layout import make_mesh
 
 pytestmark = pytest.mark.xdist_group("pipeline_api")
 PLAN = small_plan((8, 8), mesh=(1, 2, 2))

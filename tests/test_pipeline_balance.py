@@ -9,12 +9,12 @@ import pytest
 from exactness import dense_step, quick_jit, relative_errors, small_model, small_plan
 from flax import nnx
 
-from sppo_jax.data import flex
+from sppo_jax.data.rows import flex
 from sppo_jax.flex import cells
 from sppo_jax.flex.rows import PACKED_ROWS
 from sppo_jax.flex.shape import plan_shape
-from sppo_jax.models.balance import sequence_weights
 from sppo_jax.models.dense import dense_losses
+from sppo_jax.models.moe.balance import sequence_weights
 from sppo_jax.pipeline.api import value_and_grad
 
 NUM_ROWS, LENGTH = 4, 32

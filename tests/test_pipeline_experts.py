@@ -13,10 +13,10 @@ from jaxprs import walk
 from programs import compare
 from team_cases import batches, case
 
-from sppo_jax.models import grouped, tiles
-from sppo_jax.models.balance import Balance, loads_of
 from sppo_jax.models.dense import dense_losses
 from sppo_jax.models.layers import DecoderLayer
+from sppo_jax.models.moe import grouped, tiles
+from sppo_jax.models.moe.balance import Balance, loads_of
 from sppo_jax.pipeline.api import Step, evaluate, value_and_grad
 
 # Both orders of chunks: every kind of sequence, place and router; waves, and chunks that wait on the host.

@@ -14,8 +14,8 @@ from flax import nnx
 from programs import HOST, Case, batches, compiled_step
 
 from sppo_jax.pipeline.api import check_whole, value_and_grad
-from sppo_jax.pipeline.layout import make_mesh
-from sppo_jax.pipeline.storage import stored_shapes
+from sppo_jax.pipeline.params.layout import make_mesh
+from sppo_jax.pipeline.params.storage import stored_shapes
 from sppo_jax.train.state import shardings_of, state_from, state_shapes
 from sppo_jax.train.step import make_train_step
 

@@ -8,7 +8,8 @@ import pytest
 from exactness import small_plan
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sppo_jax.pipeline import host_pool, layout
+from sppo_jax.pipeline.params import layout
+from sppo_jax.processes import host_pool
 
 MIB = 2**20
 

@@ -5,7 +5,7 @@ import pytest
 from exactness import assert_exact, dense_step, quick_jit, random_batch, relative_errors, small_model, small_plan
 from flax import nnx
 
-from sppo_jax.attention import sequence
+from sppo_jax.attention.spreading import sequence
 from sppo_jax.pipeline.api import value_and_grad
 
 RARE = 7

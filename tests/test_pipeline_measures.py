@@ -9,11 +9,11 @@ from flax import nnx
 from test_pipeline_evaluate import CAPPED, VOCAB, batch_with_hits, dense_logits
 
 from sppo_jax.config import OptimizerConfig
-from sppo_jax.pipeline import layout, storage
 from sppo_jax.pipeline.api import evaluate, value_and_grad
-from sppo_jax.train.signals import Signals
+from sppo_jax.pipeline.params import layout, storage
 from sppo_jax.train.state import shardings_of, state_from, state_shapes
 from sppo_jax.train.step import make_optimizer, make_schedule, make_train_step
+from sppo_jax.train.watch.signals import Signals
 
 CASES = {
     "pipe 2, data 2": (dict(chunks=(8, 12, 12), mesh=(2, 2, 1)), dict(num_layers=2, **CAPPED)),

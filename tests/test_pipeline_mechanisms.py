@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 
-from sppo_jax.pipeline.mechanisms.mechanism import Mechanism
+from sppo_jax.pipeline.mechanism import Mechanism
 from sppo_jax.pipeline.state import EvaluationState, TrainingState
 from sppo_jax.program import tick_rows
 from sppo_jax.program.program import Mechanisms, Program, TickSpec

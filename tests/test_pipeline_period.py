@@ -6,7 +6,7 @@ from combinations import draw_period
 from programs import Case, compare
 from state_cases import packed_batches
 
-from sppo_jax.pipeline.layout import arrange
+from sppo_jax.pipeline.params.layout import arrange
 
 # Both orders of chunks.
 DRAWN_IN_CI = (39,)

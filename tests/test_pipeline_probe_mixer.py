@@ -8,7 +8,7 @@ from state_cases import STATE_MLP, Decay, StateLayer
 
 from sppo_jax.mixers.mixer import Operands
 from sppo_jax.models.layer_classes import layer_of
-from sppo_jax.pipeline.probe import check_block
+from sppo_jax.pipeline.probe.layer import check_block
 
 SIZES = dict(num_layers=1, mlp_size=STATE_MLP, hidden_size=8, num_heads=4, num_kv_heads=2, vocab_size=7)
 

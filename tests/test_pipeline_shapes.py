@@ -6,7 +6,7 @@ import pytest
 from programs import HOST, NOTHING, Case, compare
 
 from sppo_jax.schedule.shapes import rounded_up, tick_shapes
-from sppo_jax.search.equal_cost import ChunkSeconds, equal_cost_lengths
+from sppo_jax.search.space.equal_cost import ChunkSeconds, equal_cost_lengths
 
 SECONDS = ChunkSeconds(pair=1.0, token=6.0, prefix=0.5, fixed=3.0)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from sppo_jax.pipeline.kinds import At
-from sppo_jax.pipeline.mechanisms.mechanism import Tick
+from sppo_jax.pipeline.mechanism import Tick
 from sppo_jax.pipeline.rows import HostRow
-from sppo_jax.pipeline.stash import HostPlace, StashLayout, chunk_entries
+from sppo_jax.pipeline.stash.buffers import HostPlace, StashLayout, chunk_entries
 from sppo_jax.program.program import TickSpec
 from sppo_jax.program.stash import StashClass
 

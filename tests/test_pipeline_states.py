@@ -17,8 +17,9 @@ from state_cases import STATE_MLP, StateCase, UnawareLayer, draw_states, packed_
 from sppo_jax.mixers.mixer import Operands, Place
 from sppo_jax.models import decoder
 from sppo_jax.models.dense import dense_value_and_grad
-from sppo_jax.pipeline import api, mixing
+from sppo_jax.pipeline import api
 from sppo_jax.pipeline.api import evaluate, value_and_grad
+from sppo_jax.pipeline.pasts import states as mixing
 from sppo_jax.rules import Broken
 
 KINDS = {"state": {"mlp_size": STATE_MLP}}

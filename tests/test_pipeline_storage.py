@@ -9,9 +9,10 @@ from jax.sharding import AbstractMesh, AxisType
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.models import build_model
-from sppo_jax.pipeline import api, storage
+from sppo_jax.pipeline import api
 from sppo_jax.pipeline.api import value_and_grad
-from sppo_jax.pipeline.layout import make_mesh
+from sppo_jax.pipeline.params import storage
+from sppo_jax.pipeline.params.layout import make_mesh
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.stage_params import stage_params
 

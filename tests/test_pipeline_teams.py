@@ -12,7 +12,7 @@ from programs import HOST, NOTHING, Case, compare
 from team_cases import batches, breadth_first_case, case, columns, row, with_tokens
 from uniform import loops_that_may_part
 
-from sppo_jax.attention import near
+from sppo_jax.attention.spreading import near
 from sppo_jax.flex.baselines import baselines
 from sppo_jax.flex.rows import Content, write
 from sppo_jax.pipeline import api

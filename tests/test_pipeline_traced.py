@@ -14,7 +14,7 @@ from sppo_jax.attention.validate import KEYS
 from sppo_jax.models.dense import dense_loss
 from sppo_jax.pipeline import traced
 from sppo_jax.pipeline.api import value_and_grad
-from sppo_jax.pipeline.layout import inner_mesh, make_mesh
+from sppo_jax.pipeline.params.layout import inner_mesh, make_mesh
 
 pytestmark = pytest.mark.xdist_group("pipeline_api")
 PLAN, VOCABULARY = small_plan((8, 8), mesh=(1, 2, 2)), 20

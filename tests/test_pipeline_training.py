@@ -11,8 +11,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from sppo_jax.models.dense import dense_value_and_grad
 from sppo_jax.pipeline.api import value_and_grad
-from sppo_jax.pipeline.layout import make_mesh
-from sppo_jax.pipeline.storage import param_shardings
+from sppo_jax.pipeline.params.layout import make_mesh
+from sppo_jax.pipeline.params.storage import param_shardings
 from sppo_jax.train.state import first_state, shardings_of, state_shapes
 from sppo_jax.train.step import make_train_step
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from exactness import quick_jit
 
-from sppo_jax.dtypes import accumulator
+from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.pipeline import vocabulary
 
 NUM_TOKENS, WIDTH, VOCAB, ROWS = 21, 12, 29, 32  # three tiles of 8, and rows of the head that are padding

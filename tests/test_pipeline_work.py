@@ -10,10 +10,11 @@ from exactness import quick_options, random_batch, small_model, small_plan
 from flax import nnx
 from no_attention import replace_attention
 
-from sppo_jax.attention import blockwise, ring
+from sppo_jax.attention import blockwise
 from sppo_jax.attention.kernels import MergedKernel
-from sppo_jax.fit.hlo_text import computations_of
-from sppo_jax.fit.products import Products
+from sppo_jax.attention.spreading import ring
+from sppo_jax.fit.hlo.products import Products
+from sppo_jax.fit.hlo.text import computations_of
 from sppo_jax.pipeline.api import value_and_grad
 
 CHUNKS, SIZES = (32, 32, 32), dict(hidden_size=64, mlp_size=96, vocab_size=96, num_layers=4)

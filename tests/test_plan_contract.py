@@ -14,25 +14,25 @@ import pytest
 from jaxprs import walk
 from no_attention import replace_attention
 
-from sppo_jax.attention import ring, sequence
+from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.attention.operands import Cotangent, Gradients, Prefix
 from sppo_jax.attention.pallas_blocks import Target
+from sppo_jax.attention.spreading import ring, sequence
 from sppo_jax.attention.tags import Tags
 from sppo_jax.config import ModelConfig, config_from_dict
-from sppo_jax.dtypes import accumulator
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.hardware.tpu_chips import TPU_CHIPS
 from sppo_jax.mixers.delta import GatedDelta, Heads, Taps
 from sppo_jax.mixers.mixer import Operands, Place
 from sppo_jax.models import build_model
 from sppo_jax.models.leaves import is_cast
-from sppo_jax.pipeline import mixing
 from sppo_jax.pipeline.api import Step
 from sppo_jax.pipeline.block import Weights
-from sppo_jax.pipeline.stage import Stage
+from sppo_jax.pipeline.layers.stage import Stage
+from sppo_jax.pipeline.pasts import states as mixing
 from sppo_jax.plan.parts import MeshShape, cache_head_dim
-from sppo_jax.predict.costs import Recompute, StageShape, cost_model
 from sppo_jax.predict.group_layers import are_unlike
+from sppo_jax.predict.seconds.costs import Recompute, StageShape, cost_model
 from sppo_jax.predict.stash_bytes import refetch_bytes, token_bytes
 from sppo_jax.predict.states import state_work
 from sppo_jax.program.fold import unfold

@@ -6,8 +6,8 @@ import pytest
 from bench.documents import alike, drawn, packed
 from sppo_jax.config import config_from_dict
 from sppo_jax.models.counts import chunk_pairs
-from sppo_jax.predict import documents as module
-from sppo_jax.predict.documents import CELLS, NUM_ROWS, documents_of
+from sppo_jax.predict.seconds import documents as module
+from sppo_jax.predict.seconds.documents import CELLS, NUM_ROWS, documents_of
 
 LENGTH = 4 * CELLS
 TINY = dict(vocab_size=256, hidden_size=32, num_layers=2, num_heads=4, mlp_size=64)

@@ -9,10 +9,10 @@ import pytest
 from bench.documents import alike, drawn
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster
-from sppo_jax.predict.copies import copy_seconds
-from sppo_jax.predict.documents import NUM_ROWS
-from sppo_jax.predict.expected import expected_seconds, row_of
-from sppo_jax.predict.simulate import simulate
+from sppo_jax.predict.seconds.copies import copy_seconds
+from sppo_jax.predict.seconds.documents import NUM_ROWS
+from sppo_jax.predict.seconds.expected import expected_seconds, row_of
+from sppo_jax.predict.seconds.simulate import simulate
 from sppo_jax.search.evaluate import costs_of, shape_of_plan
 from sppo_jax.search.make import make_plan
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from sppo_jax.config import config_from_dict
-from sppo_jax.fit.copies import HostCopies, LoopWait
+from sppo_jax.fit.hlo.copies import HostCopies, LoopWait
 from sppo_jax.hardware import parse_cluster
 from sppo_jax.models.counts import layer_costs
-from sppo_jax.predict.copies import loop_writes, tick_copies
-from sppo_jax.predict.loop_waits import Write, flops_before_loops, has_unknown_loops, loop_wait_s
+from sppo_jax.predict.seconds.copies import loop_writes, tick_copies
+from sppo_jax.predict.seconds.loop_waits import Write, flops_before_loops, has_unknown_loops, loop_wait_s
+from sppo_jax.predict.seconds.simulate import simulate
 from sppo_jax.predict.shape import MemoryShape
-from sppo_jax.predict.simulate import simulate
 from sppo_jax.report.plan.occupancy import host_copies, unit_bytes, waiting_copies
 from sppo_jax.schedule.generators import make_table
 from sppo_jax.search.evaluate import costs_of, shape_of_plan, simulation_of

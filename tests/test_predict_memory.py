@@ -10,20 +10,20 @@ from sppo_jax.hardware import DEVICES, make_cluster, most_pinned_bytes, usable_h
 from sppo_jax.models.counts import layer_costs
 from sppo_jax.plan.parts import MeshShape, StashPlan
 from sppo_jax.predict import holders
-from sppo_jax.predict.copies import copy_seconds
-from sppo_jax.predict.costs import Recompute, StageShape, cost_model
 from sppo_jax.predict.fitted import NUMBERS, TOLD
 from sppo_jax.predict.holders import ALL, BACKWARD, MOMENTS, Ways, optimizer_bytes, ring_work, sums
 from sppo_jax.predict.memory import Memory, predict_memory
+from sppo_jax.predict.seconds.copies import copy_seconds
+from sppo_jax.predict.seconds.costs import Recompute, StageShape, cost_model
+from sppo_jax.predict.seconds.simulate import simulate
 from sppo_jax.predict.shape import MemoryShape
-from sppo_jax.predict.simulate import simulate
 from sppo_jax.predict.stash_bytes import fetched_bytes, stash_bytes
 from sppo_jax.predict.workspace import kv_heads_per_device
 from sppo_jax.program.stash import stash_classes
 from sppo_jax.schedule.generators import GENERATORS, make_table
 from sppo_jax.schedule.outline import all_rounds, make_outline
 from sppo_jax.schedule.table import TickShape
-from sppo_jax.search.offload import choose_alpha
+from sppo_jax.search.space.offload import choose_alpha
 
 GIB = 2**30
 

@@ -10,8 +10,8 @@ from sppo_jax.hardware.pinned_pool import REFUSED_BYTES
 from sppo_jax.predict import pinned
 from sppo_jax.predict.holders import optimizer_bytes
 from sppo_jax.search.evaluate import memory_of, shape_of_plan
-from sppo_jax.search.request import read_request
 from sppo_jax.search.search import search
+from sppo_jax.search.space.request import read_request
 
 GIB = 2**30
 

@@ -3,7 +3,7 @@
 import pytest
 from schedule_cases import all_tables
 
-from sppo_jax.predict.simulate import simulate
+from sppo_jax.predict.seconds.simulate import simulate
 from sppo_jax.schedule.generators import make_table
 
 SECONDS = {"F": 1.0, "B": 2.5, "H": 0.25}

@@ -7,7 +7,7 @@ import time
 import pytest
 from distributed_cases import free_port
 
-from sppo_jax.rendezvous import Absent, Place, join_address, meet, split_address
+from sppo_jax.processes.rendezvous import Absent, Place, join_address, meet, split_address
 
 
 def meeting(facts_of, *, num_processes=3, ids=None, sizes=None, timeout_s=20.0, before=lambda address: None):

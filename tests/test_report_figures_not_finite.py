@@ -10,12 +10,12 @@ import pytest
 from run_cases import event, metrics, plan_and_config, recall_at, write_run
 
 from sppo_jax.report.run.card import card_text, curves_svg
-from sppo_jax.report.run.data import read_run_dir
 from sppo_jax.report.run.figures import figures_of_run
 from sppo_jax.report.run.html import run_html
+from sppo_jax.report.run.run_files import read_run_dir
 from sppo_jax.report.run.words import summary
-from sppo_jax.train.record import Progress, Record
-from sppo_jax.train.trackers import Trackers
+from sppo_jax.train.metrics.record import Progress, Record
+from sppo_jax.train.metrics.trackers import Trackers
 
 STEP = 167
 EXPERTS = {"expert_load": 1.5, "router_entropy": 0.9, "dead_experts": 0.0, "balance": 1.1}

@@ -10,9 +10,9 @@ from report_cases import MODEL, small_figures, too_large
 from test_report_plan_figures import CASES
 from test_report_plan_text import FIGURES
 
-from sppo_jax.report.draw.memory_curve import memory_svg
 from sppo_jax.report.draw.timeline import whole_step
 from sppo_jax.report.plan.html import plan_html
+from sppo_jax.report.plan.memory_curve import memory_svg
 from sppo_jax.report.plan.occupancy import occupancy
 
 SVG = "{http://www.w3.org/2000/svg}"

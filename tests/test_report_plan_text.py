@@ -6,7 +6,7 @@ import pytest
 from report_cases import MODEL, small_figures, too_large
 from test_report_plan_figures import CASES
 
-from sppo_jax.predict.simulate import simulate
+from sppo_jax.predict.seconds.simulate import simulate
 from sppo_jax.report.draw.columns import WIDTH, aligned, bar, paragraph
 from sppo_jax.report.plan.text import brief_text, moments_text, plan_text, scaled_timeline
 from sppo_jax.report.plan.words import (

@@ -8,9 +8,9 @@ import pytest
 from sppo_jax.cli import main
 from sppo_jax.config import config_from_dict
 from sppo_jax.data.open import open_data
-from sppo_jax.data.summary import summarize
-from sppo_jax.report.run.chat_text import learned_text
-from sppo_jax.report.run.trained_line import trained_line, trained_share
+from sppo_jax.data.summary.summary import summarize
+from sppo_jax.report.data.chats import learned_text
+from sppo_jax.report.data.trained_line import trained_line, trained_share
 from sppo_jax.search.make import make_plan
 
 pytest.importorskip("jinja2")

@@ -9,13 +9,13 @@ import pytest
 from run_cases import CASES, LENGTH, event, healthy, metrics, torn, troubled, two_steps, write_run
 from test_report_plan_html import VOID, _Nesting
 
-from sppo_jax.positions import Bucket
+from sppo_jax.data.positions import Bucket
 from sppo_jax.report.run import charts as run_charts
-from sppo_jax.report.run.data import read_run_dir
 from sppo_jax.report.run.figures import Point, Validation, duration, figures_of_run, series, smooth, thin
 from sppo_jax.report.run.html import run_html, write_report
+from sppo_jax.report.run.run_files import read_run_dir
 from sppo_jax.report.run.words import event_rows, head_cards, skip_rows, summary
-from sppo_jax.train.run_dir import claimed
+from sppo_jax.train.checkpoints.run_dir import claimed
 
 TITLES = (
     *("Loss", "Validation loss by position in the context", "Late minus early", "Recall by distance", "Memory"),

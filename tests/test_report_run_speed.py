@@ -6,11 +6,11 @@ import pytest
 from run_cases import LENGTH, metrics, write_run
 
 from sppo_jax.report.run.charts import speed_panel
-from sppo_jax.report.run.data import read_run_dir
 from sppo_jax.report.run.figures import figures_of_run
+from sppo_jax.report.run.run_files import read_run_dir
 from sppo_jax.report.run.speed import speed_text
 from sppo_jax.report.run.words import head_cards, summary
-from sppo_jax.train.trackers import scalars_of
+from sppo_jax.train.metrics.trackers import scalars_of
 
 PLACES = 2 * LENGTH
 

@@ -16,7 +16,7 @@ from hf_folders import SMALL, write_folder
 from run_pairs import ALONE, APART, FEATURES, NEEDS, can_meet, closed, runs, settings_of
 
 from sppo_jax.config import ModelConfig, config_from_dict
-from sppo_jax.config.hf_export import shape_to_hf
+from sppo_jax.config.to_hf import shape_to_hf
 from sppo_jax.search.make import make_plan
 
 RUNS = runs()
@@ -42,7 +42,7 @@ SETTINGS = {
 GRADIENT = """
 import sys
 from pathlib import Path
-from sppo_jax import distributed
+from sppo_jax.processes import distributed
 from sppo_jax.commands.command import simulate_devices
 from sppo_jax.config import load_config
 from sppo_jax.search.make import make_plan
@@ -62,8 +62,8 @@ import sys
 from pathlib import Path
 import jax, numpy as np
 from flax import nnx
-from sppo_jax.models.hf_read import from_hf
-from sppo_jax.train.checkpoint_read import find_checkpoint, load_params
+from sppo_jax.models.hf.read import from_hf
+from sppo_jax.train.checkpoints.read import find_checkpoint, load_params
 model = from_hf(sys.argv[1], dtype="float32")
 wanted = nnx.state(model, nnx.Param)
 saved = load_params(find_checkpoint(Path(sys.argv[2])), wanted)

@@ -5,7 +5,7 @@ from itertools import chain, product
 
 import pytest
 
-from sppo_jax.predict.simulate import simulate
+from sppo_jax.predict.seconds.simulate import simulate
 from sppo_jax.schedule.generators import GENERATORS, make_table
 from sppo_jax.schedule.outline import all_rounds, make_outline
 from sppo_jax.schedule.slots import head_slots, prefix_slots, sequence_slots, stash_slots

@@ -8,9 +8,9 @@ from report_cases import gpus
 
 from sppo_jax.config import config_from_dict, to_dict
 from sppo_jax.hardware import parse_cluster
-from sppo_jax.search.layouts import layouts
-from sppo_jax.search.request import read_request
 from sppo_jax.search.search import search
+from sppo_jax.search.space.layouts import layouts
+from sppo_jax.search.space.request import read_request
 
 LLAMA = {"preset": "llama3-8b"}
 WORDS = re.compile(r"(?:sequence|mesh|schedule)\.\w+=\w+|a cluster of [\d or]+ devices?")

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from sppo_jax.search.chunks import (
+from sppo_jax.search.space.chunks import (
     MENU_SIZE,
     equal_lengths,
     flops_balanced_lengths,

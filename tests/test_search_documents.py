@@ -7,11 +7,11 @@ import pytest
 from test_search_search import TIGHT, TINY, Bounds, config, of_equal_cost, outcomes, small, that_fit
 
 from bench.documents import alike, drawn
-from sppo_jax.collector import without_collector
 from sppo_jax.hardware import DEVICES, make_cluster
+from sppo_jax.search.collector import without_collector
 from sppo_jax.search.evaluate import by_seconds, documents_step_s, memory_of
-from sppo_jax.search.request import preferences, read_request
 from sppo_jax.search.search import search
+from sppo_jax.search.space.request import preferences, read_request
 
 LENGTH = 4096
 

@@ -8,8 +8,8 @@ import pytest
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import parse_cluster
 from sppo_jax.plan.parts import MeshShape
-from sppo_jax.predict.costs import Recompute, StageShape, cost_model
-from sppo_jax.search.equal_cost import ChunkSeconds, chunk_seconds, equal_cost_lengths
+from sppo_jax.predict.seconds.costs import Recompute, StageShape, cost_model
+from sppo_jax.search.space.equal_cost import ChunkSeconds, chunk_seconds, equal_cost_lengths
 
 LENGTH, MULTIPLE = 2**19, 128
 MODEL = ModelConfig(vocab_size=32000, hidden_size=4096, num_layers=32, num_heads=32, mlp_size=11008)

@@ -10,8 +10,8 @@ import pytest
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.plan.plan import Plan
-from sppo_jax.predict.copies import copy_seconds
-from sppo_jax.predict.simulate import simulate
+from sppo_jax.predict.seconds.copies import copy_seconds
+from sppo_jax.predict.seconds.simulate import simulate
 from sppo_jax.search.evaluate import costs_of, shape_of_plan, simulation_of
 
 RESULTS = json.loads((Path(__file__).parents[1] / "bench/results/gpu_h100.json").read_text(encoding="utf-8"))

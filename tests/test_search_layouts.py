@@ -3,8 +3,8 @@
 import pytest
 
 from sppo_jax.config import config_from_dict
-from sppo_jax.search.layouts import layouts
-from sppo_jax.search.request import read_request
+from sppo_jax.search.space.layouts import layouts
+from sppo_jax.search.space.request import read_request
 
 CASES = {
     # Three layers with a state before one with attention: six of eight layers run again.

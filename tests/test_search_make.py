@@ -15,10 +15,10 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.schedule.csv_format import to_csv
 from sppo_jax.schedule.generators import make_table
 from sppo_jax.search.make import check_plan, make_plan, resolve_cluster
-from sppo_jax.search.offload import ALPHA_LEVELS, _largest_cap, _levels
-from sppo_jax.search.partitions import partitions
-from sppo_jax.search.request import read_request
 from sppo_jax.search.search import search
+from sppo_jax.search.space.offload import ALPHA_LEVELS, _largest_cap, _levels
+from sppo_jax.search.space.partitions import partitions
+from sppo_jax.search.space.request import read_request
 
 TINY = dict(vocab_size=256, hidden_size=32, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=64)
 EXPERTS = {**TINY, "experts": {"count": 8, "chosen": 2, "size": 16}}

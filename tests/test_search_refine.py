@@ -9,11 +9,11 @@ from sppo_jax.program.fold import num_segments
 from sppo_jax.program.program import lower
 from sppo_jax.rules import MOST_SHAPES
 from sppo_jax.search.evaluate import evaluate, memory_of, plan_of, simulation_of
-from sppo_jax.search.layouts import layouts
-from sppo_jax.search.partitions import LONGEST, Candidate, Partition
 from sppo_jax.search.refine import MOST_TIMES, bodies_of, with_fewer_bodies
-from sppo_jax.search.request import read_request
 from sppo_jax.search.search import TIE, search
+from sppo_jax.search.space.layouts import layouts
+from sppo_jax.search.space.partitions import LONGEST, Candidate, Partition
+from sppo_jax.search.space.request import read_request
 
 ASKED = {
     "model": {"preset": "gpt-13b"},

@@ -6,7 +6,7 @@ from sppo_jax.config import ModelConfig, config_from_dict
 from sppo_jax.hardware import DEVICES, parse_cluster
 from sppo_jax.rules import Facts
 from sppo_jax.search.make import make_plan
-from sppo_jax.search.request import choose_kernel
+from sppo_jax.search.space.request import choose_kernel
 
 
 def model(kernel: str, head_dim: int) -> ModelConfig:

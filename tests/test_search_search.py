@@ -8,26 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from sppo_jax.collector import without_collector
 from sppo_jax.config import config_from_dict, load_config
 from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster, usable_bytes, usable_host_bytes
 from sppo_jax.plan.plan import Plan
-from sppo_jax.predict import copies
-from sppo_jax.predict.simulate import simulate
+from sppo_jax.predict.seconds import copies
+from sppo_jax.predict.seconds.simulate import simulate
 from sppo_jax.schedule.generators import make_table
 from sppo_jax.schedule.waiting import waiting_room
-from sppo_jax.search import explain, frontier, least_waits
+from sppo_jax.search import explain
 from sppo_jax.search.because import Because
+from sppo_jax.search.bounds import frontier, least_waits
+from sppo_jax.search.bounds.frontier import Frontier
+from sppo_jax.search.bounds.least_memory import LeastMemory
+from sppo_jax.search.bounds.least_seconds import span_of, stream_seconds
+from sppo_jax.search.collector import without_collector
 from sppo_jax.search.evaluate import costs_of, evaluate, memory_of, simulation_of, size
 from sppo_jax.search.explain import times_slower
-from sppo_jax.search.frontier import Frontier
-from sppo_jax.search.layouts import layouts
-from sppo_jax.search.least_memory import LeastMemory
-from sppo_jax.search.least_seconds import span_of, stream_seconds
-from sppo_jax.search.offload import place_options
-from sppo_jax.search.partitions import LONGEST, Candidate, Partition, equal_cost_partitions, partitions
-from sppo_jax.search.request import USUAL, Trial, Way, preferences, read_request
 from sppo_jax.search.search import search
+from sppo_jax.search.space.layouts import layouts
+from sppo_jax.search.space.offload import place_options
+from sppo_jax.search.space.partitions import LONGEST, Candidate, Partition, equal_cost_partitions, partitions
+from sppo_jax.search.space.request import USUAL, Trial, Way, preferences, read_request
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 TINY = dict(vocab_size=256, hidden_size=32, num_layers=8, num_heads=4, num_kv_heads=2, mlp_size=64)

@@ -9,11 +9,11 @@ import time
 import pytest
 from distributed_cases import environment, finish, start_processes
 
-from sppo_jax.stopping import SAVES, Stopping, in_force
+from sppo_jax.processes.stopping import SAVES, Stopping, in_force
 
 HEAD = """
 import atexit, ctypes, os, pathlib, signal, sys, time
-from sppo_jax.stopping import AGREES, ENDS, SAVES, Stopping, in_force
+from sppo_jax.processes.stopping import AGREES, ENDS, SAVES, Stopping, in_force
 stopping, libc, mutex = Stopping().begin(), ctypes.CDLL(None), ctypes.create_string_buffer(64)
 
 def in_c(seconds):
@@ -116,7 +116,7 @@ def test_what_nohup_ignores_stays_ignored():
 
 def test_a_folder_that_is_being_filled_is_removed(tmp_path):
     code = f"""
-from sppo_jax.models.hf_write import new_folder
+from sppo_jax.models.hf.write import new_folder
 atexit.register(stopping.exit)
 with new_folder(pathlib.Path({str(tmp_path / "model")!r}), 0) as folder:
     {READY}
@@ -131,7 +131,7 @@ with new_folder(pathlib.Path({str(tmp_path / "model")!r}), 0) as folder:
 
 JOINED = """
     import signal, threading
-    from sppo_jax.stopping import Stopping
+    from sppo_jax.processes.stopping import Stopping
     Stopping().begin()
     me = int(os.environ["SPPO_PROCESS_ID"])
 """

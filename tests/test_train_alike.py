@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from flex_cases import draw_sizes, make_shape, pack
 
-from sppo_jax import distributed
-from sppo_jax.data.flex import FlexRows
+from sppo_jax.data.rows.flex import FlexRows
 from sppo_jax.flex.baselines import baselines
-from sppo_jax.train.alike import check_alike, digest
+from sppo_jax.processes import distributed
+from sppo_jax.train.watch.alike import check_alike, digest
 
 
 def placements():

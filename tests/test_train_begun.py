@@ -9,8 +9,8 @@ from hf_configs import PUBLISHED
 from sppo_jax.config import load_config, to_yaml
 from sppo_jax.config.load import is_given
 from sppo_jax.train.begun import BALANCE, as_begun
-from sppo_jax.train.run_dir import changes_since
-from sppo_jax.train.unfinished import newest_unfinished
+from sppo_jax.train.checkpoints.run_dir import changes_since
+from sppo_jax.train.checkpoints.unfinished import newest_unfinished
 
 GPT_OSS = PUBLISHED["gpt-oss-20b"]
 

@@ -17,15 +17,15 @@ from hf_models import float64_transformers, make_model
 from tiny_runs import at_batch, losses_of, make_config, run
 
 from sppo_jax.config import config_from_dict
-from sppo_jax.data import flex
-from sppo_jax.data.flex import FlexRows
 from sppo_jax.data.open import open_data
+from sppo_jax.data.rows import flex
+from sppo_jax.data.rows.flex import FlexRows
 from sppo_jax.flex import cells
 from sppo_jax.flex.of_plan import window_shape
 from sppo_jax.models import from_hf
 from sppo_jax.pipeline.api import value_and_grad
-from sppo_jax.pipeline.layout import make_mesh
-from sppo_jax.pipeline.storage import param_shardings
+from sppo_jax.pipeline.params.layout import make_mesh
+from sppo_jax.pipeline.params.storage import param_shardings
 from sppo_jax.search.make import costs_of
 
 # One worker makes what all of these look at.

@@ -16,8 +16,8 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sppo_jax.config import CheckpointConfig
-from sppo_jax.train.checkpoint import Checkpoints, OneByOne
-from sppo_jax.train.checkpoint_read import (
+from sppo_jax.train.checkpoints.fingerprint import fingerprints, leaf_name
+from sppo_jax.train.checkpoints.read import (
     checkpoint_steps,
     find_checkpoint,
     load_params,
@@ -25,7 +25,7 @@ from sppo_jax.train.checkpoint_read import (
     read_run,
     restore_newest,
 )
-from sppo_jax.train.fingerprint import fingerprints, leaf_name
+from sppo_jax.train.checkpoints.save import Checkpoints, OneByOne
 from sppo_jax.train.state import first_state, shardings_of, state_shapes, to_tree
 
 OPTIMIZER = optax.adam(1e-2)

@@ -9,7 +9,7 @@ import pytest
 from distributed_cases import finish, start_processes
 from validation_cases import HeldOut, cases, exact, measured, program
 
-from sppo_jax.positions import Bucket
+from sppo_jax.data.positions import Bucket
 from sppo_jax.train import evaluate as module
 from sppo_jax.train.evaluate import Interrupted, Recall, Validation, validate
 

@@ -11,14 +11,15 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from sppo_jax.config import OptimizerConfig
-from sppo_jax.models.balance import moved_bias
 from sppo_jax.models.dense import dense_losses, dense_value_and_grad
-from sppo_jax.pipeline import api, layout, storage
+from sppo_jax.models.moe.balance import moved_bias
+from sppo_jax.pipeline import api
+from sppo_jax.pipeline.layers.token_sums import Totals
 from sppo_jax.pipeline.measures import Measures
-from sppo_jax.pipeline.shares import Totals
-from sppo_jax.train.signals import Signals
+from sppo_jax.pipeline.params import layout, storage
 from sppo_jax.train.state import shardings_of, state_from, state_shapes
 from sppo_jax.train.step import make_optimizer, make_schedule, make_train_step
+from sppo_jax.train.watch.signals import Signals
 
 NUM_STEPS = 20
 EXPERTS = dict(count=6, chosen=2, size=7, scores="sigmoid", scaling=2.5, choice_bias=True, bias_rate=0.02, balance=0.1)

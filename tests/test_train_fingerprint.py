@@ -11,7 +11,7 @@ import pytest
 from distributed_cases import HEAD, environment, finish, free_port
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sppo_jax.train.fingerprint import fingerprints
+from sppo_jax.train.checkpoints.fingerprint import fingerprints
 
 DTYPES = ["float32", "bfloat16", "int32", "uint8", "float64"]
 
@@ -54,7 +54,7 @@ def test_arrays_are_named_by_their_path():
 NAMES = ["up", "down", "gate", "query", "key", "value", "out", "embedding"]
 ON_HOST = """
 from sppo_jax.compat import in_host_memory
-from sppo_jax.train.fingerprint import fingerprints
+from sppo_jax.train.checkpoints.fingerprint import fingerprints
 join()
 import jax, jax.numpy as jnp
 mesh = jax.sharding.Mesh(jax.devices(), ("a",))

@@ -19,11 +19,11 @@ from tiny_runs import lines_of, make_config, quickly, run, write_documents
 from sppo_jax.compat import in_host_memory, to_host
 from sppo_jax.config import OptimizerConfig
 from sppo_jax.config.section import ConfigError
-from sppo_jax.models.router import Shares
-from sppo_jax.pipeline.shares import Totals
+from sppo_jax.models.moe.router import Shares
+from sppo_jax.pipeline.layers.token_sums import Totals
 from sppo_jax.train import expert_load
 from sppo_jax.train import step as step_module
-from sppo_jax.train.checkpoint_read import checkpoint_steps
+from sppo_jax.train.checkpoints.read import checkpoint_steps
 from sppo_jax.train.finite import are_finite, is_bounded
 from sppo_jax.train.loop import RunFailed
 from sppo_jax.train.state import shardings_of, state_from, state_shapes

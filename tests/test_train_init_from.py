@@ -12,7 +12,7 @@ from tiny_runs import losses_of, make_config, quickly, run, write_documents
 
 from sppo_jax.config import ConfigError
 from sppo_jax.search.make import make_plan
-from sppo_jax.train.checkpoint_read import read_run
+from sppo_jax.train.checkpoints.read import read_run
 from sppo_jax.train.setup import begin, prepare
 
 pytestmark = [pytest.mark.xdist_group("init_from"), pytest.mark.usefixtures("compiled_once")]
@@ -91,7 +91,7 @@ def test_what_cannot_be_read_is_one_line(source, tmp_path, wrong, init_optimizer
     if wrong == "torn":
         changed = read_run(place / "run/checkpoints/3")
         changed["fingerprints"]["params/embedding"] ^= 1
-        monkeypatch.setattr("sppo_jax.train.checkpoint_read.parse_json", lambda _: json.loads(json.dumps(changed)))
+        monkeypatch.setattr("sppo_jax.train.checkpoints.read.parse_json", lambda _: json.loads(json.dumps(changed)))
     with pytest.raises(ValueError, match="give another path|use another checkpoint"):
         begin(prepare(config, make_plan(config)), tmp_path)
 

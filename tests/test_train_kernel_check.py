@@ -13,7 +13,7 @@ from small_run import SETTINGS
 
 from sppo_jax.attention import check
 from sppo_jax.attention.check import PLAIN, Heads
-from sppo_jax.attention.pallas import PallasKernel
+from sppo_jax.attention.tpu.pallas import PallasKernel
 from sppo_jax.config import ConfigError, config_from_dict
 from sppo_jax.train import evaluate_saved, kernel_check, setup
 from sppo_jax.train.kernel_check import check_kernels, heads_of

@@ -14,13 +14,13 @@ from tiny_runs import losses_of, make_config, quickly, run, write_documents
 from sppo_jax.config import config_from_dict
 from sppo_jax.fit.lowering import train_program
 from sppo_jax.models import build_model
-from sppo_jax.pipeline import storage
-from sppo_jax.pipeline.layout import make_mesh
+from sppo_jax.pipeline.params import storage
+from sppo_jax.pipeline.params.layout import make_mesh
 from sppo_jax.search.make import make_plan
-from sppo_jax.train.checkpoint_read import load_params
+from sppo_jax.train.checkpoints.fingerprint import stamp
+from sppo_jax.train.checkpoints.layer_order import in_order, rearrange
+from sppo_jax.train.checkpoints.read import load_params
 from sppo_jax.train.evaluate_saved import evaluate_saved
-from sppo_jax.train.fingerprint import stamp
-from sppo_jax.train.layer_order import in_order, rearrange
 
 COLLECTIVES = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
 pytestmark = pytest.mark.xdist_group("train_layer_order")

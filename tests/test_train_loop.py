@@ -20,9 +20,9 @@ from sppo_jax.data.loader import Loader
 from sppo_jax.models import build_model, dense_value_and_grad
 from sppo_jax.plan.plan import Plan
 from sppo_jax.train import loop
-from sppo_jax.train.checkpoint_read import find_checkpoint, load_params, read_run
+from sppo_jax.train.checkpoints.read import find_checkpoint, load_params, read_run
 from sppo_jax.train.loop import RunFailed
-from sppo_jax.train.record import Record
+from sppo_jax.train.metrics.record import Record
 from sppo_jax.train.setup import prepare
 from sppo_jax.train.state import init_state
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_runs import make_config
 
-from sppo_jax.train.meter import LossSpikes, Meter, clock_at_end
+from sppo_jax.train.metrics.meter import LossSpikes, Meter, clock_at_end
 
 
 def found(losses):

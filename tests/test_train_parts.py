@@ -15,9 +15,9 @@ from sppo_jax.config.reference import sentences
 from sppo_jax.models.leaves import is_matrix
 from sppo_jax.pipeline.api import TokenScores
 from sppo_jax.train.evaluate import evaluate, position_edges
-from sppo_jax.train.memory_peak import peak_memory
-from sppo_jax.train.meter import peak_flops_per_s
-from sppo_jax.train.record import Progress
+from sppo_jax.train.metrics.memory_peak import peak_memory
+from sppo_jax.train.metrics.meter import peak_flops_per_s
+from sppo_jax.train.metrics.record import Progress
 from sppo_jax.train.step import make_optimizer, make_schedule
 
 STEP = {"step": 5, "loss": 2.5, "tokens_per_s": 1234.5, "step_s": 0.25, "mfu": None, "hbm_peak_bytes": None}

@@ -9,8 +9,8 @@ from tiny_runs import at_batch, losses_of, make_config, one_layer, write_documen
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.plan.plan import Plan
 from sppo_jax.train import planned
+from sppo_jax.train.checkpoints.run_dir import write_run
 from sppo_jax.train.planned import plan_of_run
-from sppo_jax.train.run_dir import write_run
 
 SMALL = make_cluster(replace(DEVICES["cpu"], hbm_bytes=1000), 4)
 

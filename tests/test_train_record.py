@@ -10,9 +10,9 @@ import pytest
 from tiny_runs import lines_of
 
 from sppo_jax.config import load_config
-from sppo_jax.output import Output
-from sppo_jax.train import record as module
-from sppo_jax.train.record import Record
+from sppo_jax.processes.output import Output
+from sppo_jax.train.metrics import record as module
+from sppo_jax.train.metrics.record import Record
 
 CONFIG = load_config(Path(__file__).parent.parent / "configs" / "quickstart.yaml")
 LINE = {"loss": 1.0, "tokens_per_s": 1.0, "places_per_s": 1.0, "step_s": 1.0, "host_peak_bytes": 1}
@@ -79,7 +79,7 @@ def test_a_full_disk_loses_no_line(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("sppo_jax.train.record._append_line", full)
+        patched.setattr("sppo_jax.train.metrics.record._append_line", full)
         with pytest.warns(UserWarning, match="No space left on device.*retries"):
             record.metrics({"step": 2, **LINE})
         record.metrics({"step": 3, **LINE})

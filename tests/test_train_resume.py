@@ -20,8 +20,8 @@ from sppo_jax.config import CheckpointConfig
 from sppo_jax.models import build_model
 from sppo_jax.search.make import make_plan
 from sppo_jax.train import setup
-from sppo_jax.train.checkpoint import Checkpoints
-from sppo_jax.train.checkpoint_read import checkpoint_steps, load_params, read_run
+from sppo_jax.train.checkpoints.read import checkpoint_steps, load_params, read_run
+from sppo_jax.train.checkpoints.save import Checkpoints
 from sppo_jax.train.loop import RunFailed, to_save
 from sppo_jax.train.setup import begin, check_room, prepare
 

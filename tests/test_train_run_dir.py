@@ -9,7 +9,7 @@ import sys
 import pytest
 from tiny_runs import make_config
 
-from sppo_jax.train.run_dir import changes_since, claimed, forget_after, write_run
+from sppo_jax.train.checkpoints.run_dir import changes_since, claimed, forget_after, write_run
 
 ENV = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
 
@@ -22,7 +22,7 @@ class NoPlan:
 def test_a_directory_has_one_run_at_a_time(tmp_path):
     with claimed(tmp_path / "run"):
         script = (
-            "import sys; from pathlib import Path; from sppo_jax.train.run_dir import claimed\n"
+            "import sys; from pathlib import Path; from sppo_jax.train.checkpoints.run_dir import claimed\n"
             "with claimed(Path(sys.argv[1])): print('claimed')"
         )
         words = [sys.executable, "-c", script, str(tmp_path / "run")]
@@ -46,7 +46,7 @@ def test_only_some_answers_say_that_a_directory_is_held(tmp_path, monkeypatch, n
     def refuse(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("sppo_jax.locks.fcntl.flock", refuse)
+    monkeypatch.setattr("sppo_jax.files.locks.fcntl.flock", refuse)
     if held:
         with pytest.raises(ValueError, match="must have one run at a time"), claimed(tmp_path / "run"):
             pass
@@ -57,7 +57,7 @@ def test_only_some_answers_say_that_a_directory_is_held(tmp_path, monkeypatch, n
 
 def test_a_dead_process_holds_nothing(tmp_path):
     script = (
-        "import os, sys; from pathlib import Path; from sppo_jax.train.run_dir import claimed\n"
+        "import os, sys; from pathlib import Path; from sppo_jax.train.checkpoints.run_dir import claimed\n"
         "with claimed(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
     )
     words = [sys.executable, "-c", script, str(tmp_path)]

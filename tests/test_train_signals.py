@@ -10,9 +10,9 @@ import pytest
 from jax.sharding import Mesh
 from tiny_runs import lines_of, make_config, one_layer, quickly, run, write_documents
 
-from sppo_jax.stopping import ENDS, SAVES, Stopping, in_force
-from sppo_jax.train.checkpoint_read import checkpoint_steps, read_run
-from sppo_jax.train.signals import GO, SAVE, STOP, Signals
+from sppo_jax.processes.stopping import ENDS, SAVES, Stopping, in_force
+from sppo_jax.train.checkpoints.read import checkpoint_steps, read_run
+from sppo_jax.train.watch.signals import GO, SAVE, STOP, Signals
 
 MESH = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "pipe"))
 
@@ -103,7 +103,7 @@ def test_a_signal_in_the_last_validation_leaves_a_finished_run(source, tmp_path)
 
 @pytest.mark.usefixtures("compiled_once")
 def test_a_signal_in_a_save_ends_the_run_with_that_save(source, tmp_path, monkeypatch):
-    from sppo_jax.train.checkpoint import Checkpoints
+    from sppo_jax.train.checkpoints.save import Checkpoints
 
     save = Checkpoints.save
 
@@ -128,7 +128,7 @@ def test_all_processes_hear_of_a_request_where_no_step_runs():
 
 
 def test_with_others_a_process_asks_the_devices(monkeypatch):
-    monkeypatch.setattr("sppo_jax.distributed.num_processes", lambda: 2)
+    monkeypatch.setattr("sppo_jax.processes.distributed.num_processes", lambda: 2)
     with Signals(MESH) as signals:
         assert signals.agreed() == GO
         os.kill(os.getpid(), signal.SIGTERM)

@@ -9,9 +9,9 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sppo_jax.train.signals import GO, SAVE, STOP, Signals
 from sppo_jax.train.state import first_state, shardings_of, state_from, state_shapes
 from sppo_jax.train.step import make_train_step
+from sppo_jax.train.watch.signals import GO, SAVE, STOP, Signals
 
 MESH = Mesh(np.array(jax.devices()[:2]), ("data",))
 OPTIMIZER = optax.adam(0.1)

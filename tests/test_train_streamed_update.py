@@ -13,14 +13,16 @@ from jax.sharding import Mesh
 
 from sppo_jax.config import CheckpointConfig, OptimizerConfig
 from sppo_jax.models.dense import dense_value_and_grad
-from sppo_jax.pipeline import api, layout, storage
+from sppo_jax.pipeline import api
+from sppo_jax.pipeline.params import layout, storage
 from sppo_jax.plan.plan import Plan
-from sppo_jax.train import layer_order, streamed_update
-from sppo_jax.train.checkpoint import Checkpoints
-from sppo_jax.train.checkpoint_read import restore_newest
-from sppo_jax.train.signals import Signals
+from sppo_jax.train import streamed_update
+from sppo_jax.train.checkpoints import layer_order
+from sppo_jax.train.checkpoints.read import restore_newest
+from sppo_jax.train.checkpoints.save import Checkpoints
 from sppo_jax.train.state import shardings_of, state_from, state_shapes
 from sppo_jax.train.step import make_optimizer, make_schedule, make_train_step
+from sppo_jax.train.watch.signals import Signals
 
 pytestmark = pytest.mark.xdist_group("train_streamed_update")
 

@@ -10,7 +10,7 @@ import pytest
 from distributed_cases import finish, start_processes
 from tiny_runs import at_batch, losses_of, make_config, run
 
-from sppo_jax.data import flex
+from sppo_jax.data.rows import flex
 from sppo_jax.flex import cells
 from sppo_jax.flex.baselines import per_batch
 from sppo_jax.search.make import make_plan
@@ -119,7 +119,7 @@ from flax import nnx
 from team_cases import row, with_tokens
 from jax.sharding import NamedSharding, PartitionSpec
 from sppo_jax.pipeline.api import value_and_grad
-from sppo_jax.pipeline.layout import make_mesh
+from sppo_jax.pipeline.params.layout import make_mesh
 from sppo_jax.train.placement import local_rows, place_batch
 
 mesh_shape, steps = json.loads(sys.argv[1]), int(sys.argv[2])

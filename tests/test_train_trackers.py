@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sppo_jax.config import Config, ConfigError, load_config
-from sppo_jax.train.trackers import Trackers, check_trackers, open_trackers, scalars_of
+from sppo_jax.train.metrics.trackers import Trackers, check_trackers, open_trackers, scalars_of
 
 CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 

@@ -6,7 +6,7 @@ import pytest
 from small_run import write_config
 
 from sppo_jax.config import load_config, to_yaml
-from sppo_jax.train.unfinished import newest_unfinished
+from sppo_jax.train.checkpoints.unfinished import newest_unfinished
 
 
 @pytest.fixture

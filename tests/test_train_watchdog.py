@@ -21,15 +21,15 @@ from sppo_jax.config import CheckpointConfig
 from sppo_jax.pipeline.api import TokenScores
 from sppo_jax.plan import stall_limit
 from sppo_jax.train import loop, setup
-from sppo_jax.train.checkpoint import Checkpoints, OneByOne
+from sppo_jax.train.checkpoints.save import Checkpoints, OneByOne
 from sppo_jax.train.evaluate import evaluate
-from sppo_jax.train.meter import Meter
-from sppo_jax.train.watchdog import Watchdog
+from sppo_jax.train.metrics.meter import Meter
+from sppo_jax.train.watch.watchdog import Watchdog
 
 LOOP = """
     import signal
     join({num_processes})
-    from sppo_jax.train.watchdog import Watchdog
+    from sppo_jax.train.watch.watchdog import Watchdog
     me = distributed.process_id()
     with Watchdog({stall_s}) as watchdog:
         for step in range(1, 5):
@@ -102,7 +102,7 @@ def test_a_killed_process_is_named_after_the_heartbeat():
 
 def test_one_process_that_stands_still_is_ended_with_its_stacks():
     code = """
-from sppo_jax.train.watchdog import Watchdog
+from sppo_jax.train.watch.watchdog import Watchdog
 import time
 def stuck():
     time.sleep(60)
@@ -135,7 +135,7 @@ def test_a_pause_is_not_a_stall():
     """A process that was stopped (a laptop asleep, Ctrl-Z) and goes on is left alone."""
     code = """
 import sys, time
-from sppo_jax.train.watchdog import Watchdog
+from sppo_jax.train.watch.watchdog import Watchdog
 with Watchdog(2.0) as watchdog:
     print("ready", flush=True)
     time.sleep(1.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sppo_jax.units import format_bytes
+from sppo_jax.files.format_bytes import format_bytes
 
 
 @pytest.mark.parametrize(

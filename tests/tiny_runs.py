@@ -8,8 +8,8 @@ from exactness import quick_options
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.search.make import make_plan
+from sppo_jax.train.checkpoints.run_dir import claimed, write_run
 from sppo_jax.train.loop import train
-from sppo_jax.train.run_dir import claimed, write_run
 from sppo_jax.train.setup import begin, prepare
 
 

@@ -6,8 +6,8 @@ condition is uniform has as many trips on every device, so no device waits for a
 
 from jax.extend.core import Literal, jaxprs_in_params
 
-from sppo_jax.collectives import _communicates
 from sppo_jax.compat import scan_counts
+from sppo_jax.pipeline.cpu_order import _communicates
 
 REDUCTIONS = {"pmax", "psum", "psum2", "pmin", "psum_invariant", "pmax_p"}
 

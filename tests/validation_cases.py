@@ -11,8 +11,8 @@ from exactness import quick_jit, random_batch, small_model, small_plan
 from flax import nnx
 
 from sppo_jax.pipeline.api import evaluate
-from sppo_jax.pipeline.layout import make_mesh
-from sppo_jax.pipeline.storage import param_shardings
+from sppo_jax.pipeline.params.layout import make_mesh
+from sppo_jax.pipeline.params.storage import param_shardings
 from sppo_jax.train.evaluate import validate
 
 MOST = 9

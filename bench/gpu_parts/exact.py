@@ -19,8 +19,9 @@ import numpy as np
 from bench.gpu_parts import exact_delta, exact_step
 from bench.gpu_parts.case import Case, Emit
 from bench.gpu_parts.program import Program, Target, target_here
-from sppo_jax.attention import flash, sequence
-from sppo_jax.attention.sequence import Cache, Chunk, Split
+from sppo_jax.attention import flash
+from sppo_jax.attention.spreading import sequence
+from sppo_jax.attention.spreading.sequence import Cache, Chunk, Split
 from sppo_jax.attention.tags import Tags, visible
 
 NAMES = ("out", "lse", "dq", "dk", "dv")

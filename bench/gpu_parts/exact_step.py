@@ -29,7 +29,8 @@ from sppo_jax.compat import deterministic_attention, host_is_device, writes_tabl
 from sppo_jax.config import Config, config_from_dict
 from sppo_jax.models.build import build_model
 from sppo_jax.models.dense import dense_value_and_grad
-from sppo_jax.pipeline import api, layout
+from sppo_jax.pipeline import api
+from sppo_jax.pipeline.params import layout
 from sppo_jax.search.make import make_plan
 
 IN_WAVES, BREADTH_FIRST, WAITING = ", in waves", ", breadth-first", ", breadth-first, chunks wait on the host"

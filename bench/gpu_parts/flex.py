@@ -25,7 +25,8 @@ from sppo_jax.flex.rows import PADDING, Content, write
 from sppo_jax.flex.shape import plan_shape
 from sppo_jax.models.build import build_model
 from sppo_jax.models.dense import dense_value_and_grad
-from sppo_jax.pipeline import api, layout
+from sppo_jax.pipeline import api
+from sppo_jax.pipeline.params import layout
 from sppo_jax.plan.plan import Plan
 from sppo_jax.search.make import make_plan
 

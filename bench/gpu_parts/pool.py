@@ -22,12 +22,12 @@ from jax import lax
 from bench.gpu_parts.case import Case, Emit
 from bench.gpu_parts.program import Program, Target, median, random_arrays, target_here, timed
 from bench.gpu_parts.room import needed_gib, pinned_bytes
-from sppo_jax import buffers
+from sppo_jax.arrays import buffers
 from sppo_jax.compat import to_device, to_host
-from sppo_jax.environment import HOST_LIMIT
 from sppo_jax.hardware import machine
 from sppo_jax.hardware.pinned_limit import fill_requests
-from sppo_jax.pipeline import host_pool
+from sppo_jax.processes import host_pool
+from sppo_jax.processes.prepare import HOST_LIMIT
 
 _GIB = 2**30
 _ASKED_GIB = 20

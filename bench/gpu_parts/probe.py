@@ -19,7 +19,7 @@ from jax import lax
 from bench.gpu_parts.case import Case, Emit
 from bench.gpu_parts.program import Program, Target, median, random_arrays, target_here, timed
 from bench.gpu_parts.room import needed_gib
-from sppo_jax import buffers
+from sppo_jax.arrays import buffers
 from sppo_jax.compat import to_device, to_host
 
 GRAPHS_FLAG = "--xla_gpu_enable_command_buffer=+WHILE"

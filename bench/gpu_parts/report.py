@@ -9,9 +9,9 @@ from bench.gpu_parts.aims import aim_rows, ceiling_flops_s, measured_prediction_
 from bench.gpu_parts.case import DONE, NOT_RUN, SKIPPED
 from bench.gpu_parts.picture import draw
 from bench.gpu_parts.results import Results
-from sppo_jax.files import write_whole
+from sppo_jax.files.format_bytes import format_bytes
+from sppo_jax.files.whole import write_whole
 from sppo_jax.hardware import DEVICES
-from sppo_jax.units import format_bytes
 
 Row = dict[str, Any]
 Sections = Sequence[tuple[str, Callable[[Results], list[Row]]]]

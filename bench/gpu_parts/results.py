@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.gpu_parts.case import Outcome
 from bench.gpu_parts.machine import Machine
-from sppo_jax.files import write_whole
+from sppo_jax.files.whole import write_whole
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "transformers", "nvidia-cudnn-cu13", "libtpu")
 # What a program that is compiled and not run depends on: compiling loads neither cuDNN nor torch.

@@ -17,18 +17,18 @@ from bench.gpu_parts.case import Case, Emit
 from bench.gpu_parts.probe import GRAPHS_FLAG, NO_GRAPHS_FLAG
 from bench.gpu_parts.program import TIMED_RUNS, Program, Target, figures_of, median, target_here, timed
 from bench.gpu_parts.room import cluster_of, needed_gib
-from sppo_jax import environment
 from sppo_jax.config import Config, config_from_dict, to_dict
 from sppo_jax.fit.figures import Figures
 from sppo_jax.fit.lowering import TrainProgram, train_program
 from sppo_jax.hardware import DEVICES, Cluster, pool_bytes
 from sppo_jax.models.counts import flops_per_token
-from sppo_jax.pipeline.host_pool import fill_pools
-from sppo_jax.pipeline.layout import stripe
+from sppo_jax.pipeline.params.layout import stripe
 from sppo_jax.plan.plan import Plan
+from sppo_jax.processes import prepare as environment
+from sppo_jax.processes.host_pool import fill_pools
 from sppo_jax.search.make import make_plan
 from sppo_jax.search.search import search
-from sppo_jax.train.memory_peak import peak_memory
+from sppo_jax.train.metrics.memory_peak import peak_memory
 from sppo_jax.train.state import TrainState, init_state
 
 _K, _GIB = 1024, 2**30

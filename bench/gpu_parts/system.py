@@ -12,8 +12,8 @@ import jax
 from bench.gpu_parts.case import Case, Emit
 from bench.gpu_parts.machine import host_bytes
 from bench.gpu_parts.program import Program, Target, target_here
-from sppo_jax import environment
 from sppo_jax.compat import cudnn_version
+from sppo_jax.processes import prepare as environment
 
 
 def cases(*, tiny: bool) -> list[Case]:

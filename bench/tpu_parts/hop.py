@@ -10,7 +10,7 @@ from jax import lax
 from bench.gpu_parts.case import Case, Emit
 from bench.gpu_parts.program import TIMED_RUNS, Program, Target, target_here
 from bench.tpu_parts.kernel import TINY, arrays_of, blocks_of, forward_work, meets_of
-from sppo_jax.attention.pallas_forward import State, forward
+from sppo_jax.attention.tpu.forward import State, forward
 from sppo_jax.profile.measure import Work
 from sppo_jax.profile.timing import AXIS, Timer
 

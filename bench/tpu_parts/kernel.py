@@ -15,15 +15,15 @@ import jax.numpy as jnp
 from bench.gpu_parts.case import Case, Emit
 from bench.gpu_parts.program import TIMED_RUNS, Program, Target, target_here
 from sppo_jax.attention.intervals import Intervals, Meets
-from sppo_jax.attention.pallas import with_blocks
-from sppo_jax.attention.pallas_backward import Rows, backward
 from sppo_jax.attention.pallas_blocks import Blocks, choose_blocks, target_of
-from sppo_jax.attention.pallas_forward import State, forward
+from sppo_jax.attention.tpu.backward import Rows, backward
+from sppo_jax.attention.tpu.forward import State, forward
+from sppo_jax.attention.tpu.pallas import with_blocks
 from sppo_jax.hardware import Device
 from sppo_jax.hardware.tpu_chips import TPU_CHIPS
 from sppo_jax.models.counts import ATTENTION_BACKWARD, chunk_pairs
 from sppo_jax.plan.parts import cache_head_dim
-from sppo_jax.predict.tpu_attention import TpuCall, tpu_pairs
+from sppo_jax.predict.seconds.tpu_attention import TpuCall, tpu_pairs
 from sppo_jax.profile.measure import Work, normal
 from sppo_jax.profile.timing import Timer
 

@@ -7,7 +7,7 @@ caller's own `shard_map`. They are imported on first use.
 import importlib
 from typing import Any
 
-_HOMES = {"dense_attention": "dense", "make_attention": "spread", "spread_attention": "spread"}
+_HOMES = {"dense_attention": "dense", "make_attention": "spreading.spread", "spread_attention": "spreading.spread"}
 __all__ = ["dense_attention", "make_attention", "spread_attention"]
 
 

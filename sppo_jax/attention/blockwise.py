@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sppo_jax import buffers
+from sppo_jax.arrays import buffers
+from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
 from sppo_jax.attention.tags import BlockRange, Tags, block_range, visible
-from sppo_jax.dtypes import accumulator
 
 BLOCK_Q = 512
 BLOCK_K = 512

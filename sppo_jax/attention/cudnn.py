@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sppo_jax import compat
-from sppo_jax.dtypes import accumulator
+from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.plan.parts import cudnn_takes
 
 

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.attention import blockwise
 from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
 from sppo_jax.attention.sinks import sinks_gradient, with_sinks
 from sppo_jax.attention.tags import Tags
-from sppo_jax.dtypes import accumulator
 
 
 def dense_attention(

@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sppo_jax import buffers
+from sppo_jax.arrays import buffers
+from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.attention import cudnn
 from sppo_jax.attention.blockwise import merge
 from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
 from sppo_jax.attention.spans import Past, Spans, shift_rows
-from sppo_jax.dtypes import accumulator
 from sppo_jax.program.past_tile import MAX_TILE, past_tile
 
 

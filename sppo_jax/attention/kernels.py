@@ -12,13 +12,13 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.attention import blockwise, flash
 from sppo_jax.attention.blockwise import merge
 from sppo_jax.attention.intervals import Meets
 from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
-from sppo_jax.attention.pallas import PallasKernel
 from sppo_jax.attention.spans import Spans
-from sppo_jax.dtypes import accumulator
+from sppo_jax.attention.tpu.pallas import PallasKernel
 
 
 class Kernel(Protocol):

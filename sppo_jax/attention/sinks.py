@@ -9,8 +9,8 @@ Letters: T tokens, N query heads, H head dim.
 import jax
 import jax.numpy as jnp
 
+from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.attention.blockwise import delta
-from sppo_jax.dtypes import accumulator
 
 
 def with_sinks(out_TNH: jax.Array, lse_TN: jax.Array, sinks_N: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sppo_jax import buffers
+from sppo_jax.arrays import buffers
 from sppo_jax.attention.tags import Tags
 
 _FAR = 2**31 - 1

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sppo_jax import buffers
+from sppo_jax.arrays import buffers
 
 _FAR = 2**31 - 1
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sppo_jax.config import Config, config_from_dict, load_config
-from sppo_jax.config.hf_config import read_num_positions
+from sppo_jax.config.hf.families import read_num_positions
 from sppo_jax.config.hf_length import warn_beyond_length
 from sppo_jax.config.inert import inert_settings
-from sppo_jax.distributed import local_devices
-from sppo_jax.environment import add_xla_flag
-from sppo_jax.paths import local_path
+from sppo_jax.files.paths import local_path
 from sppo_jax.plan.plan import Plan
+from sppo_jax.processes.distributed import local_devices
+from sppo_jax.processes.prepare import add_xla_flag
 from sppo_jax.search.given import contradicted
 from sppo_jax.search.make import check_plan
 

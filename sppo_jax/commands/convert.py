@@ -13,12 +13,12 @@ import yaml
 from sppo_jax.commands.command import DONE, Parser, some_path
 from sppo_jax.config import Config, config_from_dict, load_config
 from sppo_jax.config.data import BYTES
-from sppo_jax.config.hf_config import CONFIG, read_config
-from sppo_jax.config.hf_export import shape_to_hf
-from sppo_jax.files import parse_json
+from sppo_jax.config.hf.families import CONFIG, read_config
+from sppo_jax.config.to_hf import shape_to_hf
+from sppo_jax.files.paths import local_path
+from sppo_jax.files.whole import parse_json
 from sppo_jax.models.counts import num_params
-from sppo_jax.models.hf_tokenizer import check_tokenizer, copy_tokenizer
-from sppo_jax.paths import local_path
+from sppo_jax.models.hf.tokenizer import check_tokenizer, copy_tokenizer
 
 _LENGTH = 4096
 
@@ -66,9 +66,9 @@ def _from_hf(args: Namespace) -> None:
     from flax import nnx
 
     from sppo_jax.models.build import build_model
-    from sppo_jax.models.hf_read import load_hf_params
-    from sppo_jax.models.hf_write import new_folder
-    from sppo_jax.train.checkpoint import save_params
+    from sppo_jax.models.hf.read import load_hf_params
+    from sppo_jax.models.hf.write import new_folder
+    from sppo_jax.train.checkpoints.save import save_params
 
     start_s = time.perf_counter()
     with new_folder(args.target, 4 * num_params(config.model)) as folder:
@@ -117,8 +117,8 @@ def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _to_hf(args: Namespace) -> None:
     """Writes the parameters of a checkpoint as safetensors, with config.json and the tokenizer, if one is known."""
     from sppo_jax.commands.finished_folder import finish_folder
-    from sppo_jax.models.hf_write import check_new, to_hf
-    from sppo_jax.train.checkpoint_read import find_checkpoint, load_params
+    from sppo_jax.models.hf.write import check_new, to_hf
+    from sppo_jax.train.checkpoints.read import find_checkpoint, load_params
 
     checkpoint = find_checkpoint(args.source)
     config = _config_of(checkpoint)
@@ -158,7 +158,7 @@ def _folder_of(tokenizer: Path) -> Path:
 
 def _config_of(checkpoint: Path) -> Config:
     """Returns the config of a checkpoint's run, from the checkpoint or else from the run's directory."""
-    from sppo_jax.train.checkpoint_read import read_run
+    from sppo_jax.train.checkpoints.read import read_run
 
     settings = read_run(checkpoint).get("config")
     if settings is not None:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from sppo_jax.commands.command import DONE, config_parser
 from sppo_jax.config import load_config
 from sppo_jax.data.open import open_data, write_parts
-from sppo_jax.data.parts import parse_part
-from sppo_jax.data.summary import as_dict, drawn, summarize
-from sppo_jax.files import json_text
+from sppo_jax.data.storage.parts import parse_part
+from sppo_jax.data.summary.summary import as_dict, drawn, summarize
+from sppo_jax.files.whole import json_text
+from sppo_jax.report.data.text import data_text
+from sppo_jax.report.data.trained_line import trained_line
 from sppo_jax.report.flex.line import teams_line
-from sppo_jax.report.run.data_text import data_text
-from sppo_jax.report.run.trained_line import trained_line
 
 
 def run(words: Sequence[str]) -> int:

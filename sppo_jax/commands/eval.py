@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sppo_jax.commands.command import DONE, FAILED, Parser, simulate_devices, some_path
-from sppo_jax.environment import set_memory_fraction, skip_cuda_without_driver
-from sppo_jax.files import finite, json_text, parse_json, write_whole
+from sppo_jax.files.format_bytes import NOT_FINITE, format_figure
+from sppo_jax.files.whole import finite, json_text, parse_json, write_whole
 from sppo_jax.plan.plan import Plan
-from sppo_jax.units import NOT_FINITE, format_figure
+from sppo_jax.processes.prepare import set_memory_fraction, skip_cuda_without_driver
 
 if TYPE_CHECKING:
     from sppo_jax.train.evaluate import Validation
@@ -29,7 +29,7 @@ def run(words: Sequence[str]) -> int:
     """
     args = _parser().parse_intermixed_args(words)
 
-    from sppo_jax.train.checkpoint_read import find_checkpoint, read_run
+    from sppo_jax.train.checkpoints.read import find_checkpoint, read_run
 
     checkpoint = find_checkpoint(args.checkpoint)
     saved = read_run(checkpoint)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from sppo_jax.config import Config
 from sppo_jax.config.data import BYTES, DataConfig
-from sppo_jax.data.encoding import FileEncoder
 from sppo_jax.data.ends import has_chats, has_kind
 from sppo_jax.data.open import with_tokenizer
-from sppo_jax.models.hf_tokenizer import TOKENIZER, add_end_tokens, set_template
+from sppo_jax.data.tokens.encoding import FileEncoder
+from sppo_jax.models.hf.tokenizer import TOKENIZER, add_end_tokens, set_template
 from sppo_jax.report.run.card import CARD, CURVES, card_text, curves_svg
-from sppo_jax.report.run.data import read_run_dir
 from sppo_jax.report.run.figures import RunFigures, figures_of_run
+from sppo_jax.report.run.run_files import read_run_dir
 
 
 def finish_folder(folder: Path, config: Config, source: Path, checkpoint: Path) -> None:
@@ -40,8 +40,8 @@ def finish_folder(folder: Path, config: Config, source: Path, checkpoint: Path) 
 def _add_template(folder: Path, data: DataConfig) -> None:
     """Writes the template that the run was trained with, and adds the tokens that end its answers."""
     try:
-        from sppo_jax.data.stop_tokens import stop_tokens
-        from sppo_jax.data.template_places import Templates, read_template
+        from sppo_jax.data.chat.stop_tokens import stop_tokens
+        from sppo_jax.data.chat.template_places import Templates, read_template
     except ImportError:  # without jinja2 nothing was trained on conversations here
         return
     if not has_chats(data):

@@ -16,8 +16,8 @@ from sppo_jax.commands.command import (
     some_path,
 )
 from sppo_jax.config import Config, load_config
-from sppo_jax.data.known import documents_to_plan_for, planned_for
-from sppo_jax.files import json_text
+from sppo_jax.data.summary.known import documents_to_plan_for, planned_for
+from sppo_jax.files.whole import json_text
 from sppo_jax.fit.compiled import MAX_EXPOSED, Fit, compile_plan, prepare_environment
 from sppo_jax.fit.nearest import Change, nearest_change
 from sppo_jax.hardware import Cluster

@@ -9,11 +9,11 @@ from pathlib import Path
 from sppo_jax.commands.command import DONE, Parser, config_parser, load, some_path
 from sppo_jax.commands.outputs import FLEX, Output, check_outputs, files_read
 from sppo_jax.config import Config
-from sppo_jax.data.flex import window_pieces
-from sppo_jax.data.lengths import rows_of_corpus, rows_of_lengths
 from sppo_jax.data.open import open_data
-from sppo_jax.data.rows import Rows
-from sppo_jax.files import json_text
+from sppo_jax.data.rows.flex import window_pieces
+from sppo_jax.data.rows.lengths import rows_of_corpus, rows_of_lengths
+from sppo_jax.data.rows.protocol import Rows
+from sppo_jax.files.whole import json_text
 from sppo_jax.flex.flexsp.costs import MODELS
 from sppo_jax.flex.lengths import corpora, read_lengths
 from sppo_jax.plan.plan import Plan

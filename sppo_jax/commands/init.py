@@ -16,9 +16,9 @@ from sppo_jax.config.hf_length import warn_beyond_length
 from sppo_jax.hardware.sizes import resized
 from sppo_jax.report.plan.figures import figures_of
 from sppo_jax.report.plan.words import subject, verdict
-from sppo_jax.search.layouts import clusters_for, layouts, length_for
-from sppo_jax.search.request import Request, read_request
 from sppo_jax.search.search import search
+from sppo_jax.search.space.layouts import clusters_for, layouts, length_for
+from sppo_jax.search.space.request import Request, read_request
 
 _HEAD = "# Written by sppo init"
 # The model of a config without a folder: small enough for a CPU, on text that every Python has.

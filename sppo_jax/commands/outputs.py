@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sppo_jax.config import Config
-from sppo_jax.config.hf_config import CONFIG
-from sppo_jax.paths import local_path
+from sppo_jax.config.hf.families import CONFIG
+from sppo_jax.files.paths import local_path
 
 # What is looked at of a file to be replaced.
 _HEAD_BYTES = 4096

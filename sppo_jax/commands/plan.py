@@ -21,8 +21,8 @@ from sppo_jax.commands.command import (
 )
 from sppo_jax.commands.outputs import PAGE, TRACE, Output, check_outputs, files_read
 from sppo_jax.config import Config
-from sppo_jax.data.known import documents_to_plan_for, known_documents, planned_for
-from sppo_jax.files import json_text
+from sppo_jax.data.summary.known import documents_to_plan_for, known_documents, planned_for
+from sppo_jax.files.whole import json_text
 from sppo_jax.report.plan.chrome_trace import chrome_trace
 from sppo_jax.report.plan.figures import Figures, figures_of
 from sppo_jax.report.plan.html import plan_html

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sppo_jax.commands.command import DONE, config_parser, load, read_plan, some_path
-from sppo_jax.data.known import documents_to_plan_for
-from sppo_jax.environment import skip_cuda_without_driver
+from sppo_jax.data.summary.known import documents_to_plan_for
+from sppo_jax.processes.prepare import skip_cuda_without_driver
 from sppo_jax.search.make import make_plan
 
 if TYPE_CHECKING:

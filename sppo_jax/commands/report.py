@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from sppo_jax.commands.command import DONE, Parser, some_path
 from sppo_jax.commands.outputs import PAGE, Output, check_outputs
-from sppo_jax.report.run.data import CONFIG, EVENTS, METRICS, PLAN, read_run_dir
 from sppo_jax.report.run.figures import figures_of_run
 from sppo_jax.report.run.html import FILE, run_html, write_page
+from sppo_jax.report.run.run_files import CONFIG, EVENTS, METRICS, PLAN, read_run_dir
 from sppo_jax.report.run.words import summary
 
 

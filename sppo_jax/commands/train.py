@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from sppo_jax import distributed
 from sppo_jax.commands.command import (
     DOES_NOT_FIT,
     DONE,
@@ -21,11 +20,12 @@ from sppo_jax.commands.command import (
 )
 from sppo_jax.config import Config
 from sppo_jax.config.load import is_given
-from sppo_jax.environment import gpus_may_start, set_waiting_limits, skip_cuda_without_driver
 from sppo_jax.hardware import Cluster, visible_gpus
-from sppo_jax.output import Output
 from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.pinned import refusal
+from sppo_jax.processes import distributed
+from sppo_jax.processes.output import Output
+from sppo_jax.processes.prepare import gpus_may_start, set_waiting_limits, skip_cuda_without_driver
 from sppo_jax.report.draw.text_timeline import text_timeline
 from sppo_jax.search.make import resolve_cluster
 
@@ -90,7 +90,7 @@ def _place_of(args: Namespace, config: Config) -> str:
     new = str(runs / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     if not distributed.is_main():
         return new  # the main process decides
-    from sppo_jax.train.unfinished import newest_unfinished
+    from sppo_jax.train.checkpoints.unfinished import newest_unfinished
 
     found = newest_unfinished(runs, stem, config, leaves_balance=_leaves_balance(args))
     if args.resume and found is None:
@@ -134,11 +134,11 @@ def _planned(args: Namespace, config: Config, cluster: Cluster | None, run_dir: 
 
 
 def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> int:
-    from sppo_jax.train.alike import check_alike
+    from sppo_jax.train.checkpoints.run_dir import changes_since, checkpoint_directory, claimed, write_run
     from sppo_jax.train.loop import RunFailed, train
-    from sppo_jax.train.run_dir import changes_since, checkpoint_directory, claimed, write_run
+    from sppo_jax.train.metrics.trackers import check_trackers
     from sppo_jax.train.setup import begin, check_room, prepare
-    from sppo_jax.train.trackers import check_trackers
+    from sppo_jax.train.watch.alike import check_alike
 
     cluster = distributed.cluster(config)
     distributed.together(lambda: check_trackers(config) if distributed.is_main() else None)

@@ -9,13 +9,13 @@ from typing import Any
 
 from sppo_jax.config.delta import DeltaConfig
 from sppo_jax.config.experts import ExpertsConfig
-from sppo_jax.config.hf_config import FREE_FIELDS, WEIGHT_FIELDS, read_shape
-from sppo_jax.config.hf_delta import WEIGHT_FIELDS as DELTA_FIELDS
-from sppo_jax.config.hf_experts import BALANCE_OFF
-from sppo_jax.config.hf_experts import WEIGHT_FIELDS as EXPERT_FIELDS
+from sppo_jax.config.hf.delta import WEIGHT_FIELDS as DELTA_FIELDS
+from sppo_jax.config.hf.experts import BALANCE_OFF
+from sppo_jax.config.hf.experts import WEIGHT_FIELDS as EXPERT_FIELDS
+from sppo_jax.config.hf.families import FREE_FIELDS, WEIGHT_FIELDS, read_shape
 from sppo_jax.config.presets import apply_preset
 from sppo_jax.config.section import ConfigError
-from sppo_jax.paths import local_path
+from sppo_jax.files.paths import local_path
 
 # Settings of a section that runs from before do not have.
 _NEWER = {

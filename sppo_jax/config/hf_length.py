@@ -6,9 +6,9 @@ import math
 import warnings
 from typing import TYPE_CHECKING
 
-from sppo_jax.config.hf_config import read_num_positions, read_shape
-from sppo_jax.config.hf_rope import scaled_length
-from sppo_jax.paths import local_path
+from sppo_jax.config.hf.families import read_num_positions, read_shape
+from sppo_jax.config.hf.rope import scaled_length
+from sppo_jax.files.paths import local_path
 
 if TYPE_CHECKING:
     from sppo_jax.config.sections import Config

@@ -13,7 +13,7 @@ from sppo_jax.config.complete import expand_model
 from sppo_jax.config.section import ConfigError, build_section
 from sppo_jax.config.sections import Config
 from sppo_jax.config.yaml_numbers import NumberLoader
-from sppo_jax.paths import local_path
+from sppo_jax.files.paths import local_path
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:

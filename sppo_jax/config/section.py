@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from sppo_jax.config.yaml_numbers import OtherNumber, check_alike, text_of
-from sppo_jax.paths import check_local
+from sppo_jax.files.paths import check_local
 from sppo_jax.rules import Facts, check
 
 

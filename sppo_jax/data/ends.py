@@ -9,11 +9,11 @@ import numpy as np
 
 from sppo_jax.config import Config
 from sppo_jax.config.data import DataConfig, Sources
-from sppo_jax.data.encoding import open_encoder
+from sppo_jax.data.content.content import Kind, kind_of
 from sppo_jax.data.open import with_tokenizer
-from sppo_jax.data.recall import RECALL
-from sppo_jax.data.row_kinds import Kind, kind_of
-from sppo_jax.data.sources import LIBRARY, find_files
+from sppo_jax.data.rows.recall import RECALL
+from sppo_jax.data.sources.open_source import LIBRARY, find_files
+from sppo_jax.data.tokens.encoding import open_encoder
 
 
 def has_kind(data: DataConfig, kinds: Collection[Kind], given: str | Sources, names: Iterable[str]) -> bool:

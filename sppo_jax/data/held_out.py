@@ -13,9 +13,9 @@ from itertools import islice
 import numpy as np
 
 from sppo_jax.data.loader import Loader
-from sppo_jax.data.mixture import Mixture
-from sppo_jax.data.recall import RecallRows, with_distances
-from sppo_jax.data.rows import Batch, Rows
+from sppo_jax.data.rows.mixture import Mixture
+from sppo_jax.data.rows.protocol import Batch, Rows
+from sppo_jax.data.rows.recall import RecallRows, with_distances
 
 # What a row of padding holds in each array; 0 in the others.
 _PADDING = {"targets": -1, "document_ids": -1}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import grain
 import numpy as np
 
-from sppo_jax.data.rows import Batch, Rows
+from sppo_jax.data.rows.protocol import Batch, Rows
 
 # The numbers of batches continue over all epochs; grain needs a length.
 _ENDLESS = 1 << 62

@@ -14,15 +14,15 @@ import numpy as np
 
 from sppo_jax.config import Config
 from sppo_jax.config.data import DataConfig, SourceConfig, Sources
-from sppo_jax.data.corpus import Corpus, split_corpus, within
-from sppo_jax.data.encoding import open_encoder
-from sppo_jax.data.left_out import LeftOut, summed
-from sppo_jax.data.mixture import Mixture
-from sppo_jax.data.packing import PackedRows
-from sppo_jax.data.parts import Job, Part, write_part
-from sppo_jax.data.recall import RECALL, TRAINING, VALIDATION, RecallRows
-from sppo_jax.data.rows import Rows
-from sppo_jax.data.sources import jobs_of, load_corpus
+from sppo_jax.data.cache.left_out import LeftOut, summed
+from sppo_jax.data.rows.corpus import Corpus, split_corpus, within
+from sppo_jax.data.rows.mixture import Mixture
+from sppo_jax.data.rows.packing import PackedRows
+from sppo_jax.data.rows.protocol import Rows
+from sppo_jax.data.rows.recall import RECALL, TRAINING, VALIDATION, RecallRows
+from sppo_jax.data.sources.open_source import jobs_of, load_corpus
+from sppo_jax.data.storage.parts import Job, Part, write_part
+from sppo_jax.data.tokens.encoding import open_encoder
 
 # The largest share of a source's tokens that is held out without a warning, if the config asks for less.
 _MOST_HELD_OUT = 0.5

@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.hardware import Cluster, most_pinned_bytes
 from sppo_jax.hardware.machine import refused_bytes
 from sppo_jax.hardware.pinned_limit import GIB, MOST_WASTE, limit_of, requests_of, smallest_limit
 from sppo_jax.plan.plan import Plan
-from sppo_jax.units import format_bytes
 
 _ASSIGNMENT = "*buffer-assignment.txt"
 # XLA's number of pinned host memory.

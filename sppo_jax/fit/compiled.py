@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sppo_jax.config import Config
-from sppo_jax.environment import add_xla_flag, warn_of_unknown_flags
+from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.fit.allocations import HostAllocations, host_allocations
-from sppo_jax.fit.copies import HostCopies
 from sppo_jax.fit.figures import Figures
 from sppo_jax.fit.fingerprint import Lowering
-from sppo_jax.fit.hops import RingHops
-from sppo_jax.fit.slices import Slice
+from sppo_jax.fit.hlo.copies import HostCopies
+from sppo_jax.fit.hlo.hops import RingHops
+from sppo_jax.fit.hlo.slices import Slice
 from sppo_jax.fit.thunks import graphed_loops
 from sppo_jax.hardware import Cluster, pool_bytes
 from sppo_jax.plan.plan import Plan
-from sppo_jax.predict.costs import without_scores
+from sppo_jax.predict.seconds.costs import without_scores
+from sppo_jax.processes.prepare import add_xla_flag, warn_of_unknown_flags
 from sppo_jax.search.evaluate import costs_of
-from sppo_jax.search.request import COMPUTE_BYTES
-from sppo_jax.units import format_bytes
+from sppo_jax.search.space.request import COMPUTE_BYTES
 
 if TYPE_CHECKING:
     from sppo_jax.fit.lowering import TrainProgram

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sppo_jax.fit.allocations import HostAllocations
-from sppo_jax.fit.copies import HostCopies, host_copies
-from sppo_jax.fit.hops import RingHops, ring_hops
-from sppo_jax.fit.slices import Slice, slices_of, wrong_slices
+from sppo_jax.fit.hlo.copies import HostCopies, host_copies
+from sppo_jax.fit.hlo.hops import RingHops, ring_hops
+from sppo_jax.fit.hlo.slices import Slice, slices_of, wrong_slices
 
 
 @dataclass(frozen=True, kw_only=True)

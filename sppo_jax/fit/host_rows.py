@@ -8,9 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from sppo_jax.fit.slices import Slice
+from sppo_jax.fit.hlo.slices import Slice
 from sppo_jax.pipeline.api import Step
-from sppo_jax.pipeline.stash import ELEMENT, StashLayout
+from sppo_jax.pipeline.stash.buffers import ELEMENT, StashLayout
 from sppo_jax.program.counters import numbers_of_iterations
 from sppo_jax.program.fold import Loop, of_bodies
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sppo_jax.config import Config
+from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.hardware import Cluster
 from sppo_jax.hardware.capacity import spare_share
 from sppo_jax.search.search import search
-from sppo_jax.units import format_bytes
 
 _MESH = ("mesh.data", "mesh.pipe", "mesh.seq", "mesh.weights", "optimizer.place")
 _TICKS = ("sequence.chunks", "sequence.kind", "schedule.name", "schedule.interleave", "schedule.wave")

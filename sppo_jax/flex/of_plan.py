@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from sppo_jax.flex.shape import UnitWeights, Weights, WindowShape
 from sppo_jax.plan.plan import Plan, schedule_table
-from sppo_jax.predict.attention import AttentionOfKind, kernel_pairs
-from sppo_jax.predict.costs import CostModel
+from sppo_jax.predict.seconds.attention import AttentionOfKind, kernel_pairs
+from sppo_jax.predict.seconds.costs import CostModel
 from sppo_jax.schedule.table import Table, TickShape, chunk_starts
 
 _FLOAT32 = 4

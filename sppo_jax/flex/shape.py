@@ -1,7 +1,8 @@
 """The shape of a window of rows, and the integer costs with which placements of its documents are compared.
 
-A window is `rows` consecutive rows. Row d * per_pipeline + j is sequence j of pipeline d, as `pipeline/layout.py`
-shards a batch. Costs are integers, so that every process that plans a window makes the same placement.
+A window is `rows` consecutive rows. Row d * per_pipeline + j is sequence j of pipeline d, as
+`pipeline/params/layout.py` shards a batch. Costs are integers, so that every process that plans a window makes the same
+placement.
 """
 
 from __future__ import annotations

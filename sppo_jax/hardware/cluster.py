@@ -51,9 +51,9 @@ Sources:
   Matmul of the A100: calibrated by studies/papers.py on the 1F1B run of 7B, 32K tokens, 16 sequences in Seq1F1B's
   table. Matmul of the H100: products of a traced step of Llama-3.2-1B at 128K tokens (the same run) take 1.60 s for
   1.16 PFLOP, 0.73 of the peak; what a step does beside products and attention's kernel reaches 0.57 of the memory's
-  rate there (`predict/elementwise.py`). The matmul efficiencies of all other devices are assumptions, and hide that
-  work. Of TPUs: for a step of Llama-3.1-8B on v5p, XLA estimates 0.77 of the peak for products of a forward and 0.72
-  of a backward, and a fifth of their time for copies of layouts besides (libtpu 0.0.50.1): about 0.6 in all.
+  rate there (`predict/seconds/elementwise.py`). The matmul efficiencies of all other devices are assumptions, and hide
+  that work. Of TPUs: for a step of Llama-3.1-8B on v5p, XLA estimates 0.77 of the peak for products of a forward and
+  0.72 of a backward, and a fifth of their time for copies of layouts besides (libtpu 0.0.50.1): about 0.6 in all.
   Attention of TPUs by the kernel for them: `tpu_chips`; the share of half the peak holds where another kernel runs,
   and is assumed.
   Networks: FlexSP's released all-to-all rates on 16, 32 and 64 A100 with one 400 Gb/s adapter a host are 0.88, 0.74 and

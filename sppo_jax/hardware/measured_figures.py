@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sppo_jax.files import json_text, parse_json
+from sppo_jax.files.whole import json_text, parse_json
 from sppo_jax.hardware.attention_rates import WAYS, AttentionCall, AttentionRates, make_rates
 
 SCHEMA_VERSION = 1

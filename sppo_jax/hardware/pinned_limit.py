@@ -1,7 +1,7 @@
 """The smallest limit of XLA's pool of pinned host memory with which a run gets all that it asks for.
 
 A run fills the pool to its limit before anything else, region by region, each as large as the pool can make it
-(`pipeline.host_pool`). So nothing is lost to powers of two, and nothing is pinned later. A pool below 512 GiB is one
+(`processes.host_pool`). So nothing is lost to powers of two, and nothing is pinned later. A pool below 512 GiB is one
 region, which holds the state, the stash and a save's copy in any order.
 """
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sppo_jax.dtypes import accumulator
+from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.mixers.mixer import Place
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sppo_jax.dtypes import accumulator
+from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.mixers import gated_delta
 from sppo_jax.mixers.convolution import convolve
 from sppo_jax.mixers.delta_work import Cut, cut_of, delta_flops

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import jax
 from flax import nnx
 
-from sppo_jax.dtypes import compute_dtype
+from sppo_jax.arrays.dtypes import compute_dtype
 from sppo_jax.models.decoder import Decoder
 
 if TYPE_CHECKING:

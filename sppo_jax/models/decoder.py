@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from sppo_jax.arrays.dtypes import accumulator, compute_dtype
 from sppo_jax.attention.dense import dense_attention
 from sppo_jax.attention.mixer import mixer_of
-from sppo_jax.dtypes import accumulator, compute_dtype
 from sppo_jax.mixers.dense import mix_sequences
 from sppo_jax.mixers.mixer import Operands
 from sppo_jax.models.layer_classes import layer_of

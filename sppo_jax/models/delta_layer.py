@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from sppo_jax.dtypes import accumulator
+from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.mixers.delta import GatedDelta, Heads, Taps
 from sppo_jax.mixers.mixer import Operands
 from sppo_jax.models.layers import DecoderLayer, ExpertsLayer, RMSNorm, normal_param

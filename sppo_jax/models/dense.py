@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from sppo_jax.dtypes import accumulator
-from sppo_jax.models.balance import sequence_weights
+from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.models.decoder import Decoder
+from sppo_jax.models.moe.balance import sequence_weights
 
 _TILE_TOKENS = 2048
 

@@ -11,7 +11,8 @@ The attribute `mixer` of a layer says how far its attention reaches (`attention.
 
 A layer that chooses, such as one with experts, has a third method: `choose(x, out)` returns integers of each token,
 which `after_attention(x, out, choices)` gets again in the backward. A layer may return shares beside its output, which
-the trainer adds up over tokens; the layer's attribute `penalty` is the loss of these sums (`models.balance.Penalty`).
+the trainer adds up over tokens; the layer's attribute `penalty` is the loss of these sums (`Penalty` of
+`models.moe.balance`).
 
 Shape letters: T tokens, D hidden size, N query heads, K key and value heads, H head size, F MLP size, k experts of a
 token.
@@ -26,12 +27,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from sppo_jax.arrays.dtypes import accumulator, compute_dtype
 from sppo_jax.attention.mixer import Attention
-from sppo_jax.dtypes import accumulator, compute_dtype
-from sppo_jax.models.balance import Balance
-from sppo_jax.models.experts import ACTIVATIONS, ExpertsMLP
+from sppo_jax.models.moe.balance import Balance
+from sppo_jax.models.moe.experts import ACTIVATIONS, ExpertsMLP
+from sppo_jax.models.moe.router import Shares
 from sppo_jax.models.rotary import rotary_cos_sin, rotate, rotated_size
-from sppo_jax.models.router import Shares
 
 if TYPE_CHECKING:
     from sppo_jax.config.model import ModelConfig

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sppo_jax.dtypes import accumulator
+from sppo_jax.arrays.dtypes import accumulator
 
 if TYPE_CHECKING:
     from sppo_jax.config.rope import RopeConfig

@@ -20,11 +20,11 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from sppo_jax import buffers
-from sppo_jax.attention import sequence, teams
+from sppo_jax.arrays import buffers
+from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.attention.pallas_blocks import Target, target_of
+from sppo_jax.attention.spreading import sequence, teams
 from sppo_jax.attention.validate import KEYS
-from sppo_jax.collectives import in_order
 from sppo_jax.compat import (
     check_cudnn,
     check_offload,
@@ -40,34 +40,35 @@ from sppo_jax.compat import (
     warn_of_graphs,
     without_explicit_sharding,
 )
-from sppo_jax.dtypes import accumulator
-from sppo_jax.environment import check_memory_limits
 from sppo_jax.flex.rows import PACKED_ROWS
 from sppo_jax.models.layer_classes import layer_of
 from sppo_jax.models.leaves import TABLES, is_cast, part_of
 from sppo_jax.models.stacks import of_stack, stack_names, stacks_of
 from sppo_jax.pipeline import executor as run
-from sppo_jax.pipeline import host_stash, layout, storage
 from sppo_jax.pipeline.batch import check_batch, check_sums, taken
 from sppo_jax.pipeline.block import Block, Weights
-from sppo_jax.pipeline.group_rows import rows_of_stacks
-from sppo_jax.pipeline.host_layers import HostLayers
-from sppo_jax.pipeline.host_stash import Stash
+from sppo_jax.pipeline.cpu_order import in_order
 from sppo_jax.pipeline.kinds import blocks_of, others_of
+from sppo_jax.pipeline.layers.stage import Layers, Stage
+from sppo_jax.pipeline.layers.token_sums import SharesLayout, Totals, sharing
 from sppo_jax.pipeline.measures import Measures
-from sppo_jax.pipeline.mixing import StateShape, alike, state_shape
-from sppo_jax.pipeline.probe import check_block
+from sppo_jax.pipeline.params import layout, storage
+from sppo_jax.pipeline.params.group_rows import rows_of_stacks
+from sppo_jax.pipeline.params.host_layers import HostLayers
+from sppo_jax.pipeline.params.sharded_layers import ShardedLayers
+from sppo_jax.pipeline.params.structure import Structure, check_params
+from sppo_jax.pipeline.params.vocabulary_tables import VocabularyTables
+from sppo_jax.pipeline.pasts.states import StateShape, alike, state_shape
+from sppo_jax.pipeline.probe.layer import check_block
 from sppo_jax.pipeline.run import Sequences
-from sppo_jax.pipeline.sharded_layers import ShardedLayers
-from sppo_jax.pipeline.shares import SharesLayout, Totals, sharing
-from sppo_jax.pipeline.stage import Layers, Stage
-from sppo_jax.pipeline.stash import StashLayout
+from sppo_jax.pipeline.stash import host_arguments as host_stash
+from sppo_jax.pipeline.stash.buffers import StashLayout
+from sppo_jax.pipeline.stash.host_arguments import Stash
 from sppo_jax.pipeline.state import TrainingState, evaluation_state, training_state
-from sppo_jax.pipeline.structure import Structure, check_params
 from sppo_jax.pipeline.traced import loss_scale, unmapped, without_wrong
-from sppo_jax.pipeline.vocabulary_tables import VocabularyTables
 from sppo_jax.plan.parts import cache_head_dim
 from sppo_jax.plan.plan import Plan
+from sppo_jax.processes.prepare import check_memory_limits
 from sppo_jax.program.counters import needs_tables
 from sppo_jax.program.program import lower
 from sppo_jax.program.ring import AttentionShape, mixed_shape
@@ -226,7 +227,7 @@ class Step:
         if planned != mixer.window:
             raise ValueError(
                 f"a layer must have the window of model.sliding_window={planned}, got {mixer.window}; set its "
-                "attribute mixer (sppo_jax.attention.mixer.Attention), or the model's setting"
+                "attribute mixer (sppo_jax.Attention), or the model's setting"
             )
         check(
             Facts(
@@ -268,7 +269,7 @@ class Step:
         if self.train and self.plan.optimizer == "host" and not any(map(is_on_host, jax.tree.leaves(params))):
             raise ValueError(
                 "the gradients of a plan with optimizer.place=host must get parameters in host memory, got parameters "
-                "in device memory; put them where sppo_jax.pipeline.storage.stored_shapes(plan, params, mesh) says, "
+                "in device memory; put them where sppo_jax.stored_shapes(plan, params, mesh) says, "
                 "or plan with optimizer.place=device"
             )
         has = any(self.layers.windows.values()), bool(self.layers.states)
@@ -580,8 +581,8 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
         batch each token comes; left out, tokens are in theirs. Where parameters are on the host
         (`storage.stored_shapes`), those of layers have their gradients there, and f returns the sum of the squares of
         these as well. `f.stash_shapes` and `f.with_stash` are for a jit that keeps the stash on the host, as the
-        trainer's does where the plan cuts it into pieces (`pipeline/host_stash.py`). f itself refuses such a plan on
-        GPUs.
+        trainer's does where the plan cuts it into pieces (`pipeline/stash/host_arguments.py`). f itself refuses such a
+        plan on GPUs.
 
     Raises:
         ValueError: plan, model and mesh do not fit together, a batch breaks the contract, or f is within `jax.vmap`.
@@ -659,7 +660,7 @@ def check_whole(step: Step) -> None:
     if step.stash_shapes and step.platform in ("gpu", "cuda", "rocm"):
         raise ValueError(
             f"a plan whose stash on the host is in pieces must be given the pieces on GPUs, got host_pieces "
-            f"{list(step.plan.host_pieces)} and a call without them; use sppo_jax.train.step.make_train_step, or "
+            f"{list(step.plan.host_pieces)} and a call without them; use sppo_jax.make_train_step, or "
             "f.with_stash in a jit of your own"
         )
 

@@ -90,7 +90,7 @@ def check_sums(plan: Plan, over: str) -> None:
 
     Args:
         plan: the plan.
-        over: whose tokens a loss is of, see `models.balance.Penalty`.
+        over: whose tokens a loss is of, see `models.moe.balance.Penalty`.
 
     Raises:
         ValueError: the schedule has backwards before all forwards.

@@ -15,15 +15,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sppo_jax import buffers
-from sppo_jax.pipeline import layer_group, units, vocabulary
-from sppo_jax.pipeline import stage as stages
-from sppo_jax.pipeline.layout import Physical
-from sppo_jax.pipeline.mechanisms.mechanism import Tick
+from sppo_jax.arrays import buffers
+from sppo_jax.pipeline import units, vocabulary
+from sppo_jax.pipeline.layers import layer_group
+from sppo_jax.pipeline.layers import stage as stages
+from sppo_jax.pipeline.mechanism import Tick
+from sppo_jax.pipeline.params.layout import Physical
+from sppo_jax.pipeline.params.storage import sum_layers_over_members, sum_over_members
 from sppo_jax.pipeline.rows import Rows, TickRow, rows_of
 from sppo_jax.pipeline.run import Run
 from sppo_jax.pipeline.state import EvaluationState, State, TrainingState, changed, mechanisms_of
-from sppo_jax.pipeline.storage import sum_layers_over_members, sum_over_members
 from sppo_jax.program.fold import Loop, unfold
 from sppo_jax.rules import BREADTH_FIRST
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from sppo_jax import buffers
+from sppo_jax.arrays import buffers
 from sppo_jax.models.stacks import stacks_of
 from sppo_jax.pipeline.block import Block
 from sppo_jax.program.fold import Loop, fold, unfold

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 
-from sppo_jax.pipeline.shares import Totals
+from sppo_jax.pipeline.layers.token_sums import Totals
 
 
 class Measures(NamedTuple):

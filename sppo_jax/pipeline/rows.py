@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sppo_jax import buffers
+from sppo_jax.arrays import buffers
 from sppo_jax.program.counters import numbers_of_iterations, step_of
 from sppo_jax.program.tick_rows import FLAGS, HOST_ROWS
 

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from sppo_jax.attention import teams
 from sppo_jax.attention.pallas_blocks import LANES, Target
-from sppo_jax.pipeline import stage as stages
-from sppo_jax.pipeline import stash
-from sppo_jax.pipeline.sharded_layers import ShardedLayers
-from sppo_jax.pipeline.vocabulary_tables import VocabularyTables
+from sppo_jax.attention.spreading import teams
+from sppo_jax.pipeline.layers import stage as stages
+from sppo_jax.pipeline.params.sharded_layers import ShardedLayers
+from sppo_jax.pipeline.params.vocabulary_tables import VocabularyTables
+from sppo_jax.pipeline.stash import buffers as stash
 from sppo_jax.plan.plan import Plan
 from sppo_jax.program.program import Program
 from sppo_jax.program.stash import StashClass

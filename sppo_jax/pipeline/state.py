@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.attention.tags import Tags
-from sppo_jax.dtypes import accumulator
 from sppo_jax.pipeline import vocabulary
-from sppo_jax.pipeline.layout import Physical
-from sppo_jax.pipeline.mechanisms.mechanism import Mechanism
+from sppo_jax.pipeline.mechanism import Mechanism
 from sppo_jax.pipeline.mechanisms.prefixes import Prefixes
 from sppo_jax.pipeline.mechanisms.stash import Stash
 from sppo_jax.pipeline.mechanisms.waiting import WaitingRoom
 from sppo_jax.pipeline.mechanisms.weights import LayerWeights
+from sppo_jax.pipeline.params.layout import Physical
 from sppo_jax.pipeline.run import Run
-from sppo_jax.pipeline.stash import Pieces
+from sppo_jax.pipeline.stash.buffers import Pieces
 from sppo_jax.program.program import Mechanisms
 from sppo_jax.program.stash import StashClass
 

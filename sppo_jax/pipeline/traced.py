@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from sppo_jax.dtypes import accumulator
-from sppo_jax.pipeline.layout import SEQ
+from sppo_jax.arrays.dtypes import accumulator
+from sppo_jax.pipeline.params.layout import SEQ
 
 _FAR = 2**31 - 1
 

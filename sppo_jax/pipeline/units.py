@@ -6,15 +6,17 @@ Letters: M sequences of this pipeline, S tokens, T tokens of a tick on one devic
 import jax
 import jax.numpy as jnp
 
-from sppo_jax import buffers
-from sppo_jax.attention import sequence, teams
-from sppo_jax.attention.sequence import Chunk, Split
+from sppo_jax.arrays import buffers
 from sppo_jax.attention.spans import Known
+from sppo_jax.attention.spreading import sequence, teams
+from sppo_jax.attention.spreading.sequence import Chunk, Split
 from sppo_jax.attention.tags import Tags
-from sppo_jax.pipeline import mixing, tails, vocabulary
-from sppo_jax.pipeline.mechanisms.mechanism import Tick
+from sppo_jax.pipeline import vocabulary
+from sppo_jax.pipeline.layers.stage import Unit
+from sppo_jax.pipeline.mechanism import Tick
+from sppo_jax.pipeline.pasts import states as mixing
+from sppo_jax.pipeline.pasts import tails
 from sppo_jax.pipeline.run import Run
-from sppo_jax.pipeline.stage import Unit
 
 
 def own(run: Run, tick: Tick, array_MS: jax.Array, stage) -> jax.Array:

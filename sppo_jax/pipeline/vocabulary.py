@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sppo_jax import buffers
-from sppo_jax.dtypes import accumulator
+from sppo_jax.arrays import buffers
+from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.models.decoder import capped, scaled
 
 AXIS = "pipe"

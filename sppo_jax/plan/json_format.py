@@ -4,7 +4,7 @@ import dataclasses
 import json
 from typing import Any
 
-from sppo_jax.files import parse_json
+from sppo_jax.files.whole import parse_json
 from sppo_jax.plan.host_pieces import ONE_PIECE
 
 SCHEMA_VERSION = 15

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from sppo_jax import rules
+from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.plan.check_stash import check_places, check_stash
 from sppo_jax.plan.host_arrays import HostArrays
 from sppo_jax.plan.host_pieces import ONE_PIECE, check_host_pieces, describe_pieces
@@ -33,7 +34,6 @@ from sppo_jax.schedule.generators import make_table
 from sppo_jax.schedule.outline import make_outline
 from sppo_jax.schedule.table import MIN_HOST_GAP, Table
 from sppo_jax.schedule.waiting import with_late_heads
-from sppo_jax.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """What the experts of one layer work on and move on one device, beside their share of `LayerCosts.linear_flops`.
 
-`models.grouped` says how the products are made. On GPUs and CPUs every tile is computed that any router may need, and
-each lot of tiles copies the arrays of its experts. On TPUs products are ragged, and nothing is padded or copied.
+`models.moe.grouped` says how the products are made. On GPUs and CPUs every tile is computed that any router may need,
+and each lot of tiles copies the arrays of its experts. On TPUs products are ragged, and nothing is padded or copied.
 
 Letters as there: P pairs of a token and an expert, D hidden size, E experts, F size of an expert.
 """
@@ -9,7 +9,7 @@ Letters as there: P pairs of a token and an expert, D hidden size, E experts, F 
 from dataclasses import dataclass
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.models.tiles import num_tiles, tile_sizes
+from sppo_jax.models.moe.tiles import num_tiles, tile_sizes
 
 _FLOAT32 = 4
 # How often D and F elements of a row are read or written, and how often the arrays of a tile's expert are. On tiles,

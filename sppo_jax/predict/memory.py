@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.hardware import Cluster, usable_bytes, usable_host_bytes
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.predict import waiting
@@ -10,7 +11,6 @@ from sppo_jax.predict.holders import MOMENTS, Held, Holder, holders_of, optimize
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.stash_bytes import stash_bytes
 from sppo_jax.schedule.table import Table
-from sppo_jax.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

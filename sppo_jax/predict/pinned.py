@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from sppo_jax.config import ModelConfig
+from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.hardware import Cluster
 from sppo_jax.hardware.capacity import PINNED_SHARE, most_pinned_bytes
 from sppo_jax.hardware.machine import refused_bytes
@@ -19,7 +20,6 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.memory import Memory
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.program.spread import padded, spread
-from sppo_jax.units import format_bytes
 
 _MOST_PIECES = 8
 # Parameters and the two moments that Adam keeps of them.

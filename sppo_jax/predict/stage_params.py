@@ -29,7 +29,7 @@ class StageParams:
 
 @lru_cache(maxsize=1024)
 def stage_params(model: ModelConfig, layers: int, pipe: int, data: int, seq: int) -> StageParams:
-    """Counts a stage's layers and its share of the vocabulary, spread over its devices as `pipeline.storage` does.
+    """Counts a stage's layers and its share of the vocabulary, spread over its devices as `params.storage` does.
 
     Args:
         model: the model shape.

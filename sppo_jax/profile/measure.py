@@ -15,12 +15,12 @@ from flax import nnx
 from jax import lax
 
 from sppo_jax import hardware
-from sppo_jax.attention import sequence
+from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.attention.pallas_blocks import target_of
-from sppo_jax.attention.sequence import Cache, Chunk, Split
+from sppo_jax.attention.spreading import sequence
+from sppo_jax.attention.spreading.sequence import Cache, Chunk, Split
 from sppo_jax.compat import to_device, to_host
 from sppo_jax.config import ExpertsConfig, ModelConfig
-from sppo_jax.dtypes import accumulator
 from sppo_jax.hardware.measured_figures import AttentionFigure, MatmulFigure, Profile
 from sppo_jax.models.counts import ATTENTION_BACKWARD, LINEAR_BACKWARD, chunk_pairs, layer_costs
 from sppo_jax.models.layers import DecoderLayer

@@ -9,7 +9,8 @@ from jax.sharding import PartitionSpec as P
 from sppo_jax.config import Config, ModelConfig, config_from_dict
 from sppo_jax.hardware import Device, make_cluster
 from sppo_jax.models.decoder import Decoder
-from sppo_jax.pipeline import api, layout, storage
+from sppo_jax.pipeline import api
+from sppo_jax.pipeline.params import layout, storage
 from sppo_jax.profile.timing import Timer
 from sppo_jax.search.make import make_plan
 

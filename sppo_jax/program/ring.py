@@ -1,7 +1,7 @@
 """What travels on the ring in a tick: the prefix's keys and values, or the chunk's queries, and how many bytes that is.
 
-The ring itself is `attention/ring.py`. Its hops are counted here, so that what the planner charges is what the program
-sends: with R members, what comes home makes R hops and what need not come home makes R - 1.
+The ring itself is `attention/spreading/ring.py`. Its hops are counted here, so that what the planner charges is what
+the program sends: with R members, what comes home makes R hops and what need not come home makes R - 1.
 """
 
 import math

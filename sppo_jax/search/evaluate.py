@@ -7,28 +7,28 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sppo_jax.config import Config
+from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.hardware.capacity import OLD_SPARE, pool_share, spare_share, usable_bytes, usable_host_bytes
 from sppo_jax.hardware.cluster import Cluster, Device
 from sppo_jax.hardware.tpu_chips import num_blocks
 from sppo_jax.plan.parts import MeshShape, PlannedFor, Predicted, SchedulePlan, StashPlan, model_shape
 from sppo_jax.plan.plan import Plan, schedule_table
-from sppo_jax.predict.copies import tick_copies
-from sppo_jax.predict.costs import CostModel
-from sppo_jax.predict.documents import Documents
-from sppo_jax.predict.expected import expected_seconds
 from sppo_jax.predict.memory import Memory, predict_memory
 from sppo_jax.predict.pinned import Pinned, pinned_of, pinned_reason
+from sppo_jax.predict.seconds.copies import tick_copies
+from sppo_jax.predict.seconds.costs import CostModel
+from sppo_jax.predict.seconds.documents import Documents
+from sppo_jax.predict.seconds.expected import expected_seconds
+from sppo_jax.predict.seconds.simulate import Simulation, simulate
 from sppo_jax.predict.shape import MemoryShape
-from sppo_jax.predict.simulate import Simulation, simulate
 from sppo_jax.rules import Facts, check, group_size, has_tails
 from sppo_jax.schedule.table import Table
 from sppo_jax.search.because import Because
-from sppo_jax.search.layouts import Layout
-from sppo_jax.search.offload import choose_alpha, largest_alpha
-from sppo_jax.search.partitions import Candidate, Partition
-from sppo_jax.search.request import Request, query_heads, read_request
-from sppo_jax.search.splits import SequenceSplit
-from sppo_jax.units import format_bytes
+from sppo_jax.search.space.layouts import Layout
+from sppo_jax.search.space.offload import choose_alpha, largest_alpha
+from sppo_jax.search.space.partitions import Candidate, Partition
+from sppo_jax.search.space.request import Request, query_heads, read_request
+from sppo_jax.search.space.splits import SequenceSplit
 from sppo_jax.version import __version__
 
 

@@ -5,15 +5,15 @@ import heapq
 from collections.abc import Callable, Hashable, Iterator
 from typing import NamedTuple
 
+from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.hardware import usable_bytes, usable_host_bytes
 from sppo_jax.search.because import Because, joined
+from sppo_jax.search.bounds.frontier import TIE, Fastest, Filter, Frontier, TooLarge, candidate_of
 from sppo_jax.search.evaluate import Outcome, by_seconds, evaluate, size
-from sppo_jax.search.frontier import TIE, Fastest, Filter, Frontier, TooLarge, candidate_of
-from sppo_jax.search.layouts import Layout
-from sppo_jax.search.partitions import Candidate, Partition
 from sppo_jax.search.refine import MOST_TIMES
-from sppo_jax.search.request import Request
-from sppo_jax.units import format_bytes
+from sppo_jax.search.space.layouts import Layout
+from sppo_jax.search.space.partitions import Candidate, Partition
+from sppo_jax.search.space.request import Request
 
 # Of the rejected plans, how many do not fit, so that slower ones that fit are shown too. How many choices are worked
 # out to find either.

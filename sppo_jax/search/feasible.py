@@ -5,14 +5,14 @@ from collections.abc import Iterable, Sequence
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
+from sppo_jax.search.bounds.frontier import Frontier
+from sppo_jax.search.bounds.least_seconds import Span
 from sppo_jax.search.evaluate import Outcome
-from sppo_jax.search.frontier import Frontier
-from sppo_jax.search.layouts import Layout
-from sppo_jax.search.least_seconds import Span
 from sppo_jax.search.no_fit import least, too_large_line
-from sppo_jax.search.offload import Places
-from sppo_jax.search.partitions import Candidate
-from sppo_jax.search.request import Request, preferences, read_request
+from sppo_jax.search.space.layouts import Layout
+from sppo_jax.search.space.offload import Places
+from sppo_jax.search.space.partitions import Candidate
+from sppo_jax.search.space.request import Request, preferences, read_request
 
 Form = tuple  # mesh, split, interleave, way and places
 # Places in the heap. An excess is -1 at least: layouts come before the candidates of others, but behind those of the

@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from sppo_jax.collector import without_collector
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.hardware.sizes import doubled_sizes, every_size, resized
+from sppo_jax.search.collector import without_collector
 from sppo_jax.search.feasible import Feasibility, Form
-from sppo_jax.search.request import resolve_cluster
 from sppo_jax.search.search import Found, search
+from sppo_jax.search.space.request import resolve_cluster
 
 # Of the longest sequence: how exactly it is found.
 _LENGTH_PARTS = 16

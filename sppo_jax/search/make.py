@@ -8,12 +8,12 @@ from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.parts import model_shape
 from sppo_jax.plan.plan import Plan
-from sppo_jax.predict.documents import Documents
+from sppo_jax.predict.seconds.documents import Documents
 from sppo_jax.rules import Facts, check
 from sppo_jax.search.evaluate import costs_of
 from sppo_jax.search.given import without_effect
-from sppo_jax.search.request import resolve_cluster
 from sppo_jax.search.search import search
+from sppo_jax.search.space.request import resolve_cluster
 
 __all__ = ["check_plan", "costs_of", "make_plan", "resolve_cluster"]
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 from itertools import accumulate
 
 from sppo_jax.config import Config
+from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.hardware import Cluster, usable_bytes, usable_host_bytes
 from sppo_jax.predict.memory import Memory
-from sppo_jax.search.advice import released
+from sppo_jax.search.bounds.frontier import Frontier
 from sppo_jax.search.evaluate import Outcome, Sized, evaluate, size
 from sppo_jax.search.explain import over
-from sppo_jax.search.frontier import Frontier
-from sppo_jax.search.partitions import Candidate
-from sppo_jax.search.request import USUAL, Request, Trial, read_request, way_for
-from sppo_jax.units import format_bytes
+from sppo_jax.search.space.advice import released
+from sppo_jax.search.space.partitions import Candidate
+from sppo_jax.search.space.request import USUAL, Request, Trial, read_request, way_for
 
 # Settings that are released together, nearest first.
 _RELEASED = (

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from sppo_jax.search.because import Because
+from sppo_jax.search.bounds.least_seconds import UnitTimes
 from sppo_jax.search.evaluate import Outcome, evaluate
 from sppo_jax.search.explain import float32_reason, schedule_reason, split_reason
-from sppo_jax.search.layouts import Layout, layouts
-from sppo_jax.search.least_seconds import UnitTimes
-from sppo_jax.search.offload import Places, place_options
-from sppo_jax.search.partitions import Candidate, Partition, chunk_counts, longest_chunks, schedules, waves
-from sppo_jax.search.request import Request
+from sppo_jax.search.space.layouts import Layout, layouts
+from sppo_jax.search.space.offload import Places, place_options
+from sppo_jax.search.space.partitions import Candidate, Partition, chunk_counts, longest_chunks, schedules, waves
+from sppo_jax.search.space.request import Request
 
 _MIN_CHUNK, _MAX_CHUNK = 2048, 16384
 # In the order of the paper's preference: recompute only where nothing else fits.

@@ -17,7 +17,7 @@ from functools import cache
 from sppo_jax.program.program import num_bodies
 from sppo_jax.search.because import Because
 from sppo_jax.search.evaluate import Outcome, Sized, evaluate, outline_of, size
-from sppo_jax.search.partitions import Partition, chunk_counts
+from sppo_jax.search.space.partitions import Partition, chunk_counts
 
 # The most bodies that chunks of equal cost may have, for one of equal chunks.
 MOST_TIMES = 3

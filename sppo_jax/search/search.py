@@ -4,23 +4,23 @@ import time
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from sppo_jax.collector import without_collector
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
-from sppo_jax.predict.documents import Documents
 from sppo_jax.predict.memory import Memory
 from sppo_jax.predict.pinned import refusal
+from sppo_jax.predict.seconds.documents import Documents
 from sppo_jax.rules import BREADTH_FIRST
 from sppo_jax.search.because import joined
+from sppo_jax.search.bounds.frontier import TIE, Fastest, Filter
+from sppo_jax.search.collector import without_collector
 from sppo_jax.search.evaluate import Outcome, plan_of
 from sppo_jax.search.explain import Results, others, over, reasons_of, times_slower
-from sppo_jax.search.frontier import TIE, Fastest, Filter
 from sppo_jax.search.no_fit import least, problem_of
 from sppo_jax.search.paper import paper_outcome
-from sppo_jax.search.partitions import Candidate
 from sppo_jax.search.refine import late_attention_is_open, with_late_attention, with_queries_on_the_ring
-from sppo_jax.search.request import (
+from sppo_jax.search.space.partitions import Candidate
+from sppo_jax.search.space.request import (
     USUAL,
     Request,
     Trial,

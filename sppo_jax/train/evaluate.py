@@ -16,12 +16,12 @@ from jax.sharding import Mesh
 
 from sppo_jax.attention.validate import KEYS
 from sppo_jax.data.held_out import OnePass
-from sppo_jax.data.rows import Batch, Rows
+from sppo_jax.data.positions import Bucket, late_minus_early
+from sppo_jax.data.rows.protocol import Batch, Rows
+from sppo_jax.files.format_bytes import format_figure
 from sppo_jax.pipeline.api import TokenScores
 from sppo_jax.plan.plan import Plan
-from sppo_jax.positions import Bucket, late_minus_early
 from sppo_jax.train.placement import gather, local_rows, place_batch
-from sppo_jax.units import format_figure
 
 Scores = Callable[[nnx.State, Mapping[str, jax.Array]], TokenScores]
 

@@ -14,12 +14,13 @@ from sppo_jax.config import Config, ConfigError, config_from_dict
 from sppo_jax.data.ends import warn_of_other_ends
 from sppo_jax.data.open import open_data
 from sppo_jax.models import build_model
-from sppo_jax.pipeline import api, layout, storage
+from sppo_jax.pipeline import api
+from sppo_jax.pipeline.params import layout, storage
 from sppo_jax.plan.parts import model_shape
 from sppo_jax.plan.plan import Plan
 from sppo_jax.search.make import check_plan, make_plan
-from sppo_jax.train import layer_order
-from sppo_jax.train.checkpoint_read import load_params
+from sppo_jax.train.checkpoints import layer_order
+from sppo_jax.train.checkpoints.read import load_params
 from sppo_jax.train.evaluate import Validation, validate
 from sppo_jax.train.kernel_check import check_kernels
 from sppo_jax.train.one_document import for_documents

@@ -13,10 +13,10 @@ import numpy as np
 from flax import nnx
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.models.balance import loads_of, moved_bias
-from sppo_jax.models.router import Shares
-from sppo_jax.pipeline.layout import arrange
-from sppo_jax.pipeline.shares import Totals
+from sppo_jax.models.moe.balance import loads_of, moved_bias
+from sppo_jax.models.moe.router import Shares
+from sppo_jax.pipeline.layers.token_sums import Totals
+from sppo_jax.pipeline.params.layout import arrange
 from sppo_jax.train.finite import are_finite
 
 

@@ -15,15 +15,19 @@ from pathlib import Path
 
 import jax
 
-from sppo_jax.attention import check, intervals, pallas, pallas_backward, pallas_forward, ulysses
+from sppo_jax.arrays.dtypes import compute_dtype
+from sppo_jax.attention import check, intervals
 from sppo_jax.attention.check import FUSED, Heads, Kernel
 from sppo_jax.attention.pallas_blocks import choose_blocks, target_of
-from sppo_jax.attention.pallas_calls import checked_kernel
+from sppo_jax.attention.spreading import ulysses
+from sppo_jax.attention.tpu import backward as pallas_backward
+from sppo_jax.attention.tpu import forward as pallas_forward
+from sppo_jax.attention.tpu import pallas
+from sppo_jax.attention.tpu.check_calls import checked_kernel
 from sppo_jax.compat import another_cudnn, cudnn_version, driver_version
 from sppo_jax.config import Config
 from sppo_jax.config.model import ModelConfig
-from sppo_jax.dtypes import compute_dtype
-from sppo_jax.files import cache_directory, parse_json, write_whole
+from sppo_jax.files.whole import cache_directory, parse_json, write_whole
 from sppo_jax.plan.plan import Plan
 from sppo_jax.version import jaxlib_version, libtpu_version
 

@@ -20,20 +20,20 @@ from flax import nnx
 
 from sppo_jax.compat import one_at_a_time
 from sppo_jax.config import Config, to_dict
+from sppo_jax.files.format_bytes import NOT_FINITE
 from sppo_jax.models import build_model
 from sppo_jax.plan.stall_limit import stall_limit_s, stall_problem, stall_text
-from sppo_jax.train.checkpoint import ONE_PASS, Checkpoints
-from sppo_jax.train.checkpoint_read import shapes_of
+from sppo_jax.train.checkpoints.read import shapes_of
+from sppo_jax.train.checkpoints.save import ONE_PASS, Checkpoints
 from sppo_jax.train.evaluate import Interrupted, Validation, validate
-from sppo_jax.train.meter import STAY_FINITE, Meter
+from sppo_jax.train.metrics.meter import STAY_FINITE, Meter
+from sppo_jax.train.metrics.record import Record
 from sppo_jax.train.placement import batch_shapes, place_batch
-from sppo_jax.train.record import Record
 from sppo_jax.train.setup import Experiment, Start
-from sppo_jax.train.signals import GO, STOP, Signals
 from sppo_jax.train.state import TrainState, shardings_of
 from sppo_jax.train.step import TrainStep, make_train_step
-from sppo_jax.train.watchdog import Watchdog
-from sppo_jax.units import NOT_FINITE
+from sppo_jax.train.watch.signals import GO, STOP, Signals
+from sppo_jax.train.watch.watchdog import Watchdog
 from sppo_jax.version import __version__
 
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, Sharding
 
 from sppo_jax.attention.validate import KEYS
 from sppo_jax.flex.rows import PACKED_ROWS
-from sppo_jax.pipeline import layout
+from sppo_jax.pipeline.params import layout
 from sppo_jax.plan.plan import Plan
 
 

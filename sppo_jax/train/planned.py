@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sppo_jax.config import Config
-from sppo_jax.data.known import made_known, plans_for_lengths
+from sppo_jax.data.summary.known import made_known, plans_for_lengths
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
 from sppo_jax.search.feasible import Feasibility
 from sppo_jax.search.given import without_effect
 from sppo_jax.search.make import check_plan, resolve_cluster
 from sppo_jax.search.search import search
-from sppo_jax.train.run_dir import changed_settings
+from sppo_jax.train.checkpoints.run_dir import changed_settings
 
 # The settings on which a plan depends besides the data, which stay those of the run.
 _PLANNING = (

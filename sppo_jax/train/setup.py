@@ -14,32 +14,33 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from sppo_jax import distributed
 from sppo_jax.config import Config
 from sppo_jax.data.ends import earlier_end_token
-from sppo_jax.data.flex import FlexRows, check_start, window_pieces
 from sppo_jax.data.loader import Loader
 from sppo_jax.data.open import open_data
-from sppo_jax.data.rows import Rows
+from sppo_jax.data.rows.flex import FlexRows, check_start, window_pieces
+from sppo_jax.data.rows.protocol import Rows
 from sppo_jax.flex.choose import gain, with_teams
 from sppo_jax.flex.of_plan import window_shape
 from sppo_jax.hardware import Cluster
 from sppo_jax.models import build_model
-from sppo_jax.models.hf_read import load_hf_params
-from sppo_jax.pipeline import api, layout, storage
+from sppo_jax.models.hf.read import load_hf_params
+from sppo_jax.pipeline import api
+from sppo_jax.pipeline.params import layout, storage
 from sppo_jax.plan.plan import Plan
+from sppo_jax.processes import distributed
 from sppo_jax.rules import Facts, broken
 from sppo_jax.search.make import costs_of
-from sppo_jax.train import layer_order
-from sppo_jax.train.checkpoint import ONE_PASS
-from sppo_jax.train.checkpoint_read import Restored, checkpoint_steps, other_folders, restore_newest
+from sppo_jax.train.checkpoints import layer_order
+from sppo_jax.train.checkpoints.init_from import state_of_run
+from sppo_jax.train.checkpoints.read import Restored, checkpoint_steps, other_folders, restore_newest
+from sppo_jax.train.checkpoints.run_dir import checkpoint_directory
+from sppo_jax.train.checkpoints.save import ONE_PASS
 from sppo_jax.train.evaluate import Scores
-from sppo_jax.train.init_from import state_of_run
 from sppo_jax.train.kernel_check import check_kernels
 from sppo_jax.train.one_document import for_documents
 from sppo_jax.train.placement import local_rows
 from sppo_jax.train.rate import rate_change
-from sppo_jax.train.run_dir import checkpoint_directory
 from sppo_jax.train.state import TrainState, init_state, state_from, state_shapes
 from sppo_jax.train.step import ValueAndGrad, make_optimizer, make_schedule
 

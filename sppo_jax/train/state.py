@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sppo_jax.compat import in_device_memory, is_host
 from sppo_jax.config import Config
 from sppo_jax.models import build_model
-from sppo_jax.pipeline.storage import store
+from sppo_jax.pipeline.params.storage import store
 
 
 class TrainState(NamedTuple):
@@ -48,7 +48,7 @@ def state_shapes(optimizer: optax.GradientTransformation, stored: nnx.State, mes
 
     Args:
         optimizer: whose state it is.
-        stored: parameters with their shardings, arrays or shapes from `pipeline.storage.stored_shapes`.
+        stored: parameters with their shardings, arrays or shapes from `pipeline.params.storage.stored_shapes`.
         mesh: over which the scalars are replicated.
     """
     everywhere = NamedSharding(mesh, PartitionSpec())

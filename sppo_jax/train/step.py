@@ -15,8 +15,8 @@ from jax import lax
 from sppo_jax.compat import is_on_host
 from sppo_jax.config import ModelConfig, OptimizerConfig
 from sppo_jax.models.leaves import is_matrix
-from sppo_jax.pipeline.host_stash import WithStash
 from sppo_jax.pipeline.measures import Measures
+from sppo_jax.pipeline.stash.host_arguments import WithStash
 from sppo_jax.train import expert_load
 from sppo_jax.train.finite import are_finite, is_bounded
 from sppo_jax.train.state import TrainState, on_host

@@ -12,9 +12,9 @@ import jax
 
 from sppo_jax.train.placement import place_batch
 from sppo_jax.train.setup import Experiment
-from sppo_jax.train.signals import Signals
 from sppo_jax.train.state import init_state, shardings_of
 from sppo_jax.train.step import make_train_step
+from sppo_jax.train.watch.signals import Signals
 
 # What a trace calls a step, and what the host does in it.
 STEP, PHASES = "train", ("read a batch", "place the batch", "start the step", "wait for the step")

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sppo_jax.data.folders import Place, unreadable
 from sppo_jax.data.forms.example import example_features
 from sppo_jax.data.forms.record import Rows, json_object, not_utf8, not_whole
-from sppo_jax.data.room import check_room
+from sppo_jax.data.storage.folders import Place, unreadable
+from sppo_jax.data.storage.room import check_room
 
 ARRAY_RECORD_SUFFIXES = (".array_record", ".arrayrecord")
 # Larger batches were slower.

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sppo_jax.data.folders import Place, unreadable
 from sppo_jax.data.forms.record import Rows, need_pyarrow, not_utf8, not_whole
+from sppo_jax.data.storage.folders import Place, unreadable
 
 COLUMNAR_SUFFIXES = (".parquet", ".arrow")
 _BATCH_ROWS = 64

@@ -8,9 +8,9 @@ import json
 import re
 from typing import Any, BinaryIO
 
-from sppo_jax.data.compressed import COMPRESSED_SUFFIXES, reading
-from sppo_jax.data.folders import Place
 from sppo_jax.data.forms.record import Rows, json_object, not_utf8
+from sppo_jax.data.storage.compressed import COMPRESSED_SUFFIXES, reading
+from sppo_jax.data.storage.folders import Place
 
 LINES_SUFFIXES = tuple(f".jsonl{packed}" for packed in ("", *COMPRESSED_SUFFIXES))
 JSON_SUFFIXES = (*LINES_SUFFIXES, *(f".json{packed}" for packed in ("", *COMPRESSED_SUFFIXES)))

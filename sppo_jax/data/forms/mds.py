@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from sppo_jax.data.compressed import COMPRESSED_SUFFIXES, reading
-from sppo_jax.data.folders import Place
 from sppo_jax.data.forms.record import Rows, json_object, not_utf8, not_whole
-from sppo_jax.files import parse_json
+from sppo_jax.data.storage.compressed import COMPRESSED_SUFFIXES, reading
+from sppo_jax.data.storage.folders import Place
+from sppo_jax.files.whole import parse_json
 
 MDS_SUFFIXES = (".mds", *(f".mds{packed}" for packed in COMPRESSED_SUFFIXES))
 _MOST_CONFIG_BYTES = 1 << 24

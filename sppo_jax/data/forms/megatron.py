@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sppo_jax.data.folders import File, Place, exists, look_at, unreadable
+from sppo_jax.data.storage.folders import File, Place, exists, look_at, unreadable
 
 _MAGIC, _VERSION = b"MMIDIDX\x00\x00", 1
 _HEAD = struct.Struct("<9sQBQQ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sppo_jax.files import parse_json
+from sppo_jax.files.whole import parse_json
 
 # Where a row stands, for messages, and its values by their names.
 Row = tuple[str, dict[str, Any]]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sppo_jax.data.folders import Place
+from sppo_jax.data.cache.left_out import Tally
 from sppo_jax.data.forms.array_record import ARRAY_RECORD_SUFFIXES, array_record_rows
 from sppo_jax.data.forms.columnar import COLUMNAR_SUFFIXES, column_types, columnar_rows
 from sppo_jax.data.forms.json_rows import JSON_SUFFIXES, json_rows
 from sppo_jax.data.forms.mds import MDS_SUFFIXES, mds_columns, mds_rows
 from sppo_jax.data.forms.record import Rows
 from sppo_jax.data.forms.tar import TAR_SUFFIXES, tar_rows
-from sppo_jax.data.left_out import Tally
+from sppo_jax.data.storage.folders import Place
 
 ROW_SUFFIXES = (*JSON_SUFFIXES, *COLUMNAR_SUFFIXES, *MDS_SUFFIXES, *TAR_SUFFIXES, *ARRAY_RECORD_SUFFIXES)
 

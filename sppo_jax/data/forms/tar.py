@@ -11,10 +11,10 @@ import warnings
 from collections import Counter
 from typing import Any, BinaryIO
 
-from sppo_jax.data.compressed import COMPRESSED_SUFFIXES, reading
-from sppo_jax.data.folders import Place
+from sppo_jax.data.cache.left_out import Tally
 from sppo_jax.data.forms.record import Rows, json_object, not_utf8, not_whole
-from sppo_jax.data.left_out import Tally
+from sppo_jax.data.storage.compressed import COMPRESSED_SUFFIXES, reading
+from sppo_jax.data.storage.folders import Place
 
 TAR_SUFFIXES = (".tar", *(f".tar{packed}" for packed in COMPRESSED_SUFFIXES))
 _BLOCK_BYTES = 512

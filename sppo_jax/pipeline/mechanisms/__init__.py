@@ -1,1 +1,1 @@
-"""What goes on beside the units of a tick: one file a mechanism. `mechanism.py` has the hooks, and their order."""
+"""What goes on beside the units of a tick: one file a mechanism. `pipeline/mechanism.py` has the hooks in order."""

@@ -11,15 +11,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sppo_jax import buffers
-from sppo_jax.attention.sequence import Cache
+from sppo_jax.arrays import buffers
+from sppo_jax.attention.spreading.sequence import Cache
 from sppo_jax.attention.tags import Tags
-from sppo_jax.pipeline import layer_group, units, vocabulary
-from sppo_jax.pipeline import stage as stages
-from sppo_jax.pipeline.mechanisms.mechanism import Mechanism, Tick
+from sppo_jax.pipeline import units, vocabulary
+from sppo_jax.pipeline.layers import layer_group
+from sppo_jax.pipeline.layers import stage as stages
+from sppo_jax.pipeline.mechanism import Mechanism, Tick
 from sppo_jax.pipeline.mechanisms.stash import Stash
 from sppo_jax.pipeline.run import Run
-from sppo_jax.pipeline.stash import HostPlace, Pieces
+from sppo_jax.pipeline.stash.buffers import HostPlace, Pieces
 
 # Of each number of a unit that of the chunk whose keys and values are made again.
 _AGAIN = {

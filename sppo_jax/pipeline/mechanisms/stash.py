@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
-from sppo_jax.pipeline.mechanisms.mechanism import Mechanism, Tick
+from sppo_jax.pipeline.mechanism import Mechanism, Tick
 from sppo_jax.pipeline.run import Run
-from sppo_jax.pipeline.stash import Arrays, HostPlace, Pieces, StashLayout
+from sppo_jax.pipeline.stash.buffers import Arrays, HostPlace, Pieces, StashLayout
 from sppo_jax.program.stash import StashClass
 
 

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sppo_jax import buffers
+from sppo_jax.arrays import buffers
 from sppo_jax.compat import to_device, to_host
 from sppo_jax.pipeline import vocabulary
-from sppo_jax.pipeline.mechanisms.mechanism import Mechanism, Tick
+from sppo_jax.pipeline.mechanism import Mechanism, Tick
 from sppo_jax.pipeline.run import Run
 
 

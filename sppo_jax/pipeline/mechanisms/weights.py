@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sppo_jax.dtypes import accumulator
-from sppo_jax.pipeline.host_layers import HostLayers
-from sppo_jax.pipeline.mechanisms.mechanism import Mechanism, Tick
+from sppo_jax.arrays.dtypes import accumulator
+from sppo_jax.pipeline.mechanism import Mechanism, Tick
+from sppo_jax.pipeline.params.host_layers import HostLayers
 from sppo_jax.pipeline.run import Run
 from sppo_jax.pipeline.when import when
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import accumulate, groupby
 
-from sppo_jax.predict.simulate import simulate
+from sppo_jax.predict.seconds.simulate import simulate
 from sppo_jax.schedule.table import Table, TickShape, Unit
 
 # Two shades of each kind tell neighbouring sequences apart; a label is white on the first and dark on the second.

@@ -19,10 +19,10 @@ from sppo_jax.flex.shape import WindowShape
 from sppo_jax.flex.step_cost import step_cost, tick_levels
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
-from sppo_jax.predict.costs import CostModel
+from sppo_jax.predict.seconds.costs import CostModel
 from sppo_jax.report.flex.sent import Sent, sent_bytes
 from sppo_jax.search.make import costs_of
-from sppo_jax.search.request import resolve_cluster
+from sppo_jax.search.space.request import resolve_cluster
 
 # Documents that fill rows so far leave no slots in which teams could be arranged.
 _FULL = 0.995

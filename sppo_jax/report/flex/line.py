@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 
 from sppo_jax.config import Config
-from sppo_jax.data.flex import window_pieces
-from sppo_jax.data.rows import Rows
+from sppo_jax.data.rows.flex import window_pieces
+from sppo_jax.data.rows.protocol import Rows
 from sppo_jax.flex.choose import LEAST_GAIN, gain
 from sppo_jax.flex.of_plan import window_shape
 from sppo_jax.search.make import costs_of, make_plan

@@ -17,7 +17,7 @@ from sppo_jax.flex.placement import Placement
 from sppo_jax.flex.shape import WindowShape
 from sppo_jax.flex.step_cost import tick_levels
 from sppo_jax.plan.plan import Plan
-from sppo_jax.predict.costs import CostModel
+from sppo_jax.predict.seconds.costs import CostModel
 
 _FLOAT32 = 4
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.flex.cells import TODAY
 from sppo_jax.report.draw.columns import WIDTH, aligned, paragraph
 from sppo_jax.report.flex.cells import CellFigures, cells_of
 from sppo_jax.report.flex.figures import NAMES, TeamFigures
 from sppo_jax.report.plan.words import name_of, runs_of, seconds
-from sppo_jax.units import format_bytes
 
 BASELINES = {
     "static": "no packing: every document alone, on as many members as the longest document needs",

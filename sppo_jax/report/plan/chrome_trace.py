@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from typing import Any
 
-from sppo_jax.files import json_text
+from sppo_jax.files.whole import json_text
 from sppo_jax.report.plan.figures import Figures
 from sppo_jax.report.plan.occupancy import occupancy
 from sppo_jax.report.plan.words import schedule_of, subject

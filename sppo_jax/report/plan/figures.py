@@ -10,11 +10,11 @@ from sppo_jax.models.counts import flops_per_token
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.stall_limit import AUTO
-from sppo_jax.predict.copies import tick_copies
-from sppo_jax.predict.costs import CostModel, without_scores
-from sppo_jax.predict.documents import Documents
+from sppo_jax.predict.seconds.copies import tick_copies
+from sppo_jax.predict.seconds.costs import CostModel, without_scores
+from sppo_jax.predict.seconds.documents import Documents
+from sppo_jax.predict.seconds.simulate import Simulation, simulate
 from sppo_jax.predict.shape import MemoryShape
-from sppo_jax.predict.simulate import Simulation, simulate
 from sppo_jax.report.plan.occupancy import Copy, UnitBytes, host_copies, rebuilt_bytes, unit_bytes, waiting_copies
 from sppo_jax.schedule.outline import first_rounds
 from sppo_jax.schedule.table import Table, TickShape, Unit

@@ -3,10 +3,11 @@
 from html import escape
 from statistics import median
 
-from sppo_jax.report.draw.memory_curve import memory_svg
+from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.report.draw.page import bar, cards, page, table
 from sppo_jax.report.draw.timeline import LinkUse, Window, timeline_svg, whole_step
 from sppo_jax.report.plan.figures import Figures
+from sppo_jax.report.plan.memory_curve import memory_svg
 from sppo_jax.report.plan.occupancy import occupancy
 from sppo_jax.report.plan.tables import (
     REJECTED_HEADER,
@@ -20,7 +21,6 @@ from sppo_jax.report.plan.tables import (
 )
 from sppo_jax.report.plan.text import copies_text, left_out_text
 from sppo_jax.report.plan.words import COLUMN_HELP, seconds, subject
-from sppo_jax.units import format_bytes
 
 WIDTH = 1160
 # If a tick of the whole step is narrower than this, the ends and the start of the backward are drawn again, larger.

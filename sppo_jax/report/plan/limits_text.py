@@ -1,10 +1,10 @@
 """The longest sequence and the smallest cluster in a few lines."""
 
+from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.hardware import Cluster
 from sppo_jax.report.draw.columns import paragraph
 from sppo_jax.report.plan.words import chunks_of, mesh_of, schedule_of, seconds, stash_of
 from sppo_jax.search.limits import Bound, Trial
-from sppo_jax.units import format_bytes
 
 _LABEL = 6
 

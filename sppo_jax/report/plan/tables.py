@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.hardware import usable_bytes
 from sppo_jax.plan.stall_limit import stall_problem, stall_text
 from sppo_jax.predict.holders import MOMENTS
@@ -21,7 +22,6 @@ from sppo_jax.report.plan.words import (
     span,
     stash_of,
 )
-from sppo_jax.units import format_bytes
 
 # Parts of a step below this share are shown as one part.
 _SMALL_SHARE = 5e-4

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.config import ModelConfig
+from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.models.counts import num_active_params, num_params
 from sppo_jax.plan.plan import Plan
-from sppo_jax.predict.costs import WINDOW_RATE
+from sppo_jax.predict.seconds.costs import WINDOW_RATE
 from sppo_jax.predict.states import STATE_RATE, STATE_STEP_S, STATE_STEP_TOKENS
 from sppo_jax.report.plan.figures import Figures
 from sppo_jax.search.no_fit import HOLDERS
-from sppo_jax.units import format_bytes
 
 PART_NAMES = {
     "attention": "attention",

@@ -7,8 +7,8 @@ from pathlib import Path
 from sppo_jax.config import Config
 from sppo_jax.report.draw.chart import chart_svg
 from sppo_jax.report.run.charts import loss_panel, rate_panel
-from sppo_jax.report.run.data import number
 from sppo_jax.report.run.figures import RunFigures
+from sppo_jax.report.run.run_files import number
 from sppo_jax.version import __version__
 
 CARD, CURVES = "README.md", "training.svg"

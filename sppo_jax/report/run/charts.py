@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from sppo_jax.report.draw.chart import Axis, Panel, Rule, Series
-from sppo_jax.report.run.data import number
 from sppo_jax.report.run.figures import Point, RunFigures, series, smooth, thin
+from sppo_jax.report.run.run_files import number
 from sppo_jax.report.run.speed import is_alike
 
 STEP = Axis(label="step", whole=True, low=0)

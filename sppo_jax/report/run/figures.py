@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sppo_jax.positions import Bucket, late_minus_early
-from sppo_jax.report.run.data import RunData, number
+from sppo_jax.data.positions import Bucket, late_minus_early
+from sppo_jax.report.run.run_files import RunData, number
 
 # A run has stopped answering if it wrote nothing for this many usual intervals, and for at least these seconds.
 _SILENT_INTERVALS, _SILENT_S = 8, 300.0

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
-from sppo_jax.files import write_whole
+from sppo_jax.files.whole import write_whole
 from sppo_jax.report.draw.chart import Panel, chart_svg
+from sppo_jax.report.draw.hover import SCRIPT
 from sppo_jax.report.draw.page import PAGE_LOOK, bar, cards, page, table
 from sppo_jax.report.draw.timeline import timeline_svg
 from sppo_jax.report.plan.figures import drawn_table
 from sppo_jax.report.run import charts as run_charts
-from sppo_jax.report.run.data import read_run_dir
 from sppo_jax.report.run.figures import RunFigures, duration, figures_of_run
-from sppo_jax.report.run.hover import SCRIPT
+from sppo_jax.report.run.run_files import read_run_dir
 from sppo_jax.report.run.words import (
     choice_rows,
     event_rows,

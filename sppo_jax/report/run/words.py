@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from sppo_jax.files.format_bytes import NOT_FINITE, format_bytes
 from sppo_jax.plan.plan import Plan
 from sppo_jax.report.draw.chart import count_text
 from sppo_jax.report.plan.words import seconds, settings_of
-from sppo_jax.report.run.data import number
 from sppo_jax.report.run.figures import Point, RunFigures, Validation, duration
+from sppo_jax.report.run.run_files import number
 from sppo_jax.report.run.speed import is_alike, speed_text
-from sppo_jax.units import NOT_FINITE, format_bytes
 
 _KINDS = {"finished": "fits", "running": "fits", "starting": "", "stopped": "warn", "stopped answering": "not"}
 # Rows of the tables of events and of skipped steps.

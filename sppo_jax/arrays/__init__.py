@@ -1,0 +1,1 @@
+"""Arrays wherever they are used: slots of buffers, and the dtypes of compute and of sums."""

@@ -1,0 +1,1 @@
+"""Attention over members of the `seq` axis: ring, Ulysses, both, and teams."""

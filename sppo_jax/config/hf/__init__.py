@@ -1,0 +1,1 @@
+"""The config.json of a Hugging Face model as settings, family by family; no jax."""

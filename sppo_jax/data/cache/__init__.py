@@ -1,0 +1,1 @@
+"""Tokens that were made once, and what was left out."""

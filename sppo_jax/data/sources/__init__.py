@@ -1,0 +1,1 @@
+"""A source's documents as tokens: each is made once and kept, whatever its rows hold."""

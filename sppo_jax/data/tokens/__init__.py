@@ -1,0 +1,1 @@
+"""Text to tokens and back, tokens in files, and the bit that says that a token is not learned."""

@@ -1,0 +1,1 @@
+"""What a scheduled HLO text says: its loops, products, copies and hops."""

@@ -1,0 +1,1 @@
+"""Hugging Face folders: which tensor is which parameter, read and written tensor by tensor."""

@@ -1,0 +1,1 @@
+"""Where parameters lie: between steps, in a step, and on the host."""

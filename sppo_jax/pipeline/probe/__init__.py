@@ -1,0 +1,1 @@
+"""Whether a user's layer keeps its contract, tried on a few tokens."""

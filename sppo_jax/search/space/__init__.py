@@ -1,0 +1,1 @@
+"""What the search looks through: layouts, chunks, schedules, places of the stash."""

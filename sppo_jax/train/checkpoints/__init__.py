@@ -1,0 +1,1 @@
+"""What a run keeps: its directory, checkpoints and what they hold, and how another run begins from them."""

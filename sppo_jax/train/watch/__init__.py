@@ -1,0 +1,1 @@
+"""What watches a run: signals, processes that are stuck, processes that differ."""

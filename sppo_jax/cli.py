@@ -9,26 +9,29 @@ import os
 import sys
 import traceback
 import warnings
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 
 from sppo_jax.processes.output import OutputLost, take_streams
 from sppo_jax.processes.stopping import Stopping
 from sppo_jax.version import __version__
 
-# The module of each command in sppo_jax/commands. It has `run(words) -> exit code`; words are the words after the name.
+# A line on each command. Its module in sppo_jax/commands has `run(words) -> exit code`; words are those after the name.
 COMMANDS = {
-    "train": "train",
-    "init": "init",
-    "plan": "plan",
-    "fit": "fit",
-    "profile": "profile",
-    "profile-trace": "profile_trace",
-    "flex": "flex",
-    "data": "data",
-    "convert": "convert",
-    "report": "report",
-    "eval": "eval",
+    "plan": "say whether a run fits, how long a step takes, and why; needs no accelerator",
+    "init": "write a commented config for a model and devices",
+    "configs": "list the configs that come with sppo_jax",
+    "data": "tokenize and describe the data of a config",
+    "train": "train as a config says; the same run directory continues a run",
+    "eval": "validate a checkpoint: loss by position, recall by distance",
+    "report": "draw a run as one page",
+    "convert": "convert models from and to Hugging Face folders",
+    "fit": "compile a training step for devices that are not here, and compare its memory",
+    "profile": "measure the devices present for the planner",
+    "profile-trace": "train a few steps under the profiler",
+    "flex": "simulate the gain of a team of devices for each document",
 }
 
 
@@ -84,13 +87,13 @@ def _run(words: list[str]) -> int:
     from sppo_jax.commands.command import FAILED, WRONG_INPUT, Parser
 
     try:
-        parser = Parser(prog="sppo", description="Train decoder LLMs on sequences that do not fit on one device.")
-        parser.add_argument("--version", action="version", version=f"sppo_jax {__version__}")
-        parser.add_argument("command", choices=COMMANDS, help="see sppo COMMAND --help")
-        command = parser.parse_args(words[:1]).command
+        command = _parser(Parser).parse_args(words[:1]).command
+        if command not in COMMANDS:
+            near = get_close_matches(command, COMMANDS, n=1, cutoff=0.0)[0]
+            raise ValueError(f"sppo: a command must be one of {', '.join(COMMANDS)}, got {command}; use sppo {near}")
         with warnings.catch_warnings():
             warnings.showwarning = _warn_in_a_line
-            return import_module(f"sppo_jax.commands.{COMMANDS[command]}").run(words[1:])
+            return import_module(f"sppo_jax.commands.{command.replace('-', '_')}").run(words[1:])
     except ValueError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return WRONG_INPUT
@@ -109,6 +112,20 @@ def _run(words: list[str]) -> int:
             return FAILED
         print(f"standard output must be writable, got: {error.strerror}; send the output elsewhere", file=sys.stderr)
         return WRONG_INPUT
+
+
+def _parser(kind: type[ArgumentParser]) -> ArgumentParser:
+    """Returns the parser of the first word, whose help has a line for each command."""
+    width = max(map(len, COMMANDS)) + 2
+    parser = kind(
+        prog="sppo",
+        formatter_class=RawDescriptionHelpFormatter,
+        description="Train decoder LLMs on sequences that do not fit on one device.",
+        epilog="commands:\n" + "\n".join(f"  {name:{width}}{line}" for name, line in COMMANDS.items()),
+    )
+    parser.add_argument("--version", action="version", version=f"sppo_jax {__version__}")
+    parser.add_argument("command", metavar="COMMAND", help="sppo COMMAND --help prints its options")
+    return parser
 
 
 def _backend_problem(error: Exception) -> str | None:

@@ -188,11 +188,14 @@ def test_a_signal_before_there_is_anything_to_save_is_one_line(tmp_path, command
 
 
 WRONG = {
-    "no command": ([], "sppo: the following arguments are required: command; see sppo --help"),
-    "unknown command": (["trian"], "sppo: argument command: invalid choice: 'trian'"),
+    "no command": ([], "sppo: the following arguments are required: COMMAND; see sppo --help"),
+    "unknown command": (["trian"], "sppo: a command must be one of plan, init, configs"),
     "no config": (["train"], "sppo train: the following arguments are required: CONFIG.yaml"),
     "unknown option": (["plan", "tiny.yaml", "--jsn"], "sppo plan: unrecognized arguments: --jsn"),
-    "no such file": (["train", "none.yaml"], "a config must be a readable YAML file, got none.yaml"),
+    "no such file": (
+        ["train", "none.yaml"],
+        "a config must be a YAML file or the name of a shipped one, got none.yaml",
+    ),
     "unknown key": (
         ["train", "tiny.yaml", "train.step=3"],
         "train.step is not a setting; the nearest setting is train.steps",

@@ -148,9 +148,9 @@ def test_only_updates_that_the_settings_do_not_bound_are_looked_at(eps, looks):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"eps": 0.0}, "optimizer.eps must be at least 1.2e-38, got 0.0; raise it"),
+        ({"eps": 0.0}, "optimizer.eps must be at least 1.2e-38, got 0.0; use"),
         ({"eps": 1e-45}, "optimizer.eps must be at least 1.2e-38"),
-        ({"b1": 0.99999999}, "optimizer.b1 must be at most 0.999999, got 0.99999999; lower it"),
+        ({"b1": 0.99999999}, "optimizer.b1 must be at most 0.999999, got 0.99999999; use"),
         ({"b2": 0.9999999999}, "optimizer.b2 must be at most 0.999999"),
     ],
 )

@@ -1,11 +1,13 @@
 """What the commands share: exit codes, the parser, reading a config and reading a plan."""
 
 import argparse
+import difflib
 import os
 import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
+from sppo_jax.commands.shipped import find_config
 from sppo_jax.config import Config, config_from_dict, load_config
 from sppo_jax.config.hf.families import read_num_positions
 from sppo_jax.config.hf_length import warn_beyond_length
@@ -26,7 +28,11 @@ class Parser(argparse.ArgumentParser):
     """Reports a wrong command line like any other wrong input: one line, no usage text."""
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{self.prog}: {message}; see {self.prog} --help")
+        words = message.split()
+        unknown = next((word for word in words if word.startswith("--")), "") if words[0] == "unrecognized" else ""
+        near = difflib.get_close_matches(unknown, self._option_string_actions, n=1, cutoff=0.0) if unknown else []
+        change = "".join(f"; the nearest option is {name}" for name in near)
+        raise ValueError(f"{self.prog}: {message}{change}; see {self.prog} --help")
 
     def print_help(self, file: Any = None) -> None:
         """Prints like a command; argparse would ignore an output that fails."""
@@ -54,7 +60,7 @@ def positive(text: str) -> int:
 def config_parser(command: str, description: str) -> Parser:
     """Returns the parser of a command that takes a config and overrides; use `parse_intermixed_args` to parse."""
     parser = Parser(prog=f"sppo {command}", description=description)
-    parser.add_argument("config", metavar="CONFIG.yaml")
+    parser.add_argument("config", metavar="CONFIG.yaml", help="a path, or the name of a config that sppo configs lists")
     parser.add_argument(
         "overrides", metavar="key=value", nargs="*", default=[], help="settings that replace the file's"
     )
@@ -66,7 +72,8 @@ def load(args: argparse.Namespace, *, together: bool = False) -> Config:
 
     Args:
         args: the words parsed by a `config_parser`; a `cluster` among them replaces hardware.cluster, and a `length`
-            replaces sequence.length. With a `length`, None or not, the config may also be a folder, hf:FOLDER.
+            replaces sequence.length. With a `length`, None or not, the config may also be a folder, hf:FOLDER. The name
+            of a shipped config becomes its path.
         together: whether the devices are those of all processes of a run; `distributed.start` comes next.
     """
     options = {"hardware.cluster": getattr(args, "cluster", None), "sequence.length": getattr(args, "length", None)}
@@ -78,7 +85,8 @@ def load(args: argparse.Namespace, *, together: bool = False) -> Config:
     if takes_folder and args.config.startswith(_HF):
         config = config_from_dict(folder_settings(args.config.removeprefix(_HF)), overrides)
     else:
-        config = load_config(shipped_config(args.config), overrides)
+        args.config = find_config(args.config)
+        config = load_config(args.config, overrides)
     warn_beyond_length(config)
     for line in inert_settings(config):
         warnings.warn(line, stacklevel=2)
@@ -86,22 +94,6 @@ def load(args: argparse.Namespace, *, together: bool = False) -> Config:
         num_devices = config.train.num_simulated_devices
         simulate_devices(local_devices(num_devices) if together else num_devices)
     return config
-
-
-def shipped_config(name: str) -> str:
-    """Returns the path of a config: the name itself, or, where there is no such file, a config that is shipped.
-
-    Args:
-        name: a path; NAME.yaml, configs/NAME.yaml and configs/recipes/NAME.yaml also name what is shipped.
-    """
-    path, configs = Path(name), Path("configs")
-    if path.exists() or path.parent not in (Path(), configs, configs / "recipes"):
-        return name
-    within = path.relative_to(configs) if path.is_relative_to(configs) else path
-    package = Path(__file__).parents[1]
-    # In an installed package; in a checkout.
-    found = (folder / within for folder in (package / "configs", package.parent / "configs"))
-    return next((str(file) for file in found if path.name and file.is_file()), name)
 
 
 def folder_settings(folder: str) -> dict[str, Any]:

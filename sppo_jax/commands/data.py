@@ -4,8 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from sppo_jax.commands.command import DONE, config_parser
-from sppo_jax.config import load_config
+from sppo_jax.commands.command import DONE, config_parser, load
 from sppo_jax.data.open import open_data, write_parts
 from sppo_jax.data.storage.parts import parse_part
 from sppo_jax.data.summary.summary import as_dict, drawn, summarize
@@ -21,7 +20,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--part", metavar="N/M", help="only tokenize part N of M of the files into data.cache")
     args = parser.parse_intermixed_args(words)
-    config = load_config(args.config, args.overrides)
+    config = load(args)
     if args.part:
         lines = write_parts(config, parse_part(args.part))
         print(json_text({"parts": lines}, indent=2) if args.json else "\n".join(lines))

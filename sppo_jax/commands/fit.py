@@ -12,7 +12,6 @@ from sppo_jax.commands.command import (
     config_parser,
     load,
     read_plan,
-    shipped_config,
     some_path,
 )
 from sppo_jax.config import Config, load_config
@@ -68,7 +67,7 @@ def _nearest(args: Namespace, config: Config, cluster: Cluster, fit: Fit) -> Cha
     named = [f"hardware.cluster={cluster.name}", *args.overrides]
 
     def reload(overrides: tuple[str, ...]) -> Config:
-        return load_config(shipped_config(args.config), [*named, *overrides])
+        return load_config(args.config, [*named, *overrides])
 
     return nearest_change(reload, config, cluster, fit.largest.hbm_bytes / fit.predicted.hbm_bytes)
 

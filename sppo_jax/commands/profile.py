@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sppo_jax.commands.command import DONE, Parser, simulate_devices, some_path
 from sppo_jax.commands.outputs import FIGURES, Output, check_outputs
+from sppo_jax.commands.shipped import find_config
 from sppo_jax.config import load_config
 from sppo_jax.hardware.measured_figures import Profile, write_profile
 from sppo_jax.processes.prepare import skip_cuda_without_driver, warn_of_unknown_flags
@@ -25,7 +26,7 @@ def run(words: Sequence[str]) -> int:
     args = parser.parse_args(words)
     num_simulated = _read_devices(args.devices)
     check_outputs(Output(option="--out", path=args.out, kind=FIGURES), inputs=[args.config])
-    model = load_config(args.config).model if args.config else None
+    model = load_config(find_config(str(args.config))).model if args.config else None
     if num_simulated:
         simulate_devices(num_simulated)
 

@@ -15,7 +15,6 @@ from sppo_jax.commands.command import (
     config_parser,
     load,
     read_plan,
-    shipped_config,
     some_path,
 )
 from sppo_jax.config import Config
@@ -69,7 +68,7 @@ def _leaves_balance(args: Namespace) -> bool:
     """Returns whether the config leaves to its run or its folder how experts are balanced."""
     from sppo_jax.train.begun import BALANCE
 
-    return not is_given(BALANCE, shipped_config(args.config), args.overrides)
+    return not is_given(BALANCE, args.config, args.overrides)
 
 
 def _as_begun(config: Config, run_dir: Path) -> Config:

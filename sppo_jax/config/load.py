@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from sppo_jax.config.complete import expand_model
-from sppo_jax.config.section import ConfigError, build_section
+from sppo_jax.config.section import ConfigError, Unset, build_section
 from sppo_jax.config.sections import Config
 from sppo_jax.config.yaml_numbers import NumberLoader
 from sppo_jax.files.paths import local_path
@@ -21,7 +21,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
 
     Args:
         path: the YAML file.
-        overrides: `section.key=value` strings, the value in YAML.
+        overrides: `section.key=value` strings, the value in YAML; without a value the setting has its default.
 
     Raises:
         ConfigError: the file cannot be read, or a setting is unknown, missing or wrong.
@@ -45,7 +45,7 @@ def is_given(name: str, path: str | Path, overrides: Iterable[str] = ()) -> bool
         if not isinstance(settings, Mapping) or part not in settings:
             return False
         settings = settings[part]
-    return True
+    return not isinstance(settings, Unset)
 
 
 def _read(path: str | Path) -> dict[str, Any]:
@@ -149,5 +149,8 @@ def _apply_override(settings: dict[str, Any], override: str) -> None:
         inner = expand_model(settings).get(section)
         settings[section] = dict(inner) if isinstance(inner, Mapping) else {}
         settings = settings[section]
+    if not text.strip():
+        settings[key] = Unset()
+        return
     # YAML reads a word that begins with * as an alias, and a word that ends with a colon as a key without a value.
     settings[key] = text if text.startswith(("*", "hf:")) else _parse_yaml(text, override)

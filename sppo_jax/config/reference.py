@@ -40,7 +40,8 @@ train:
 * A key that is not given has its default. A key marked `required` must be given.
 * An override `key=value` on the command line replaces a key of the file, e.g.
   `sppo train c.yaml sequence.length=65536 data.source=corpus.jsonl`. The key is the full name from the tables below.
-  The value is YAML: `mesh.pipe=auto`, `sequence.chunks=[2048,2048]`, `data.tokenizer=null`.
+  The value is YAML: `mesh.pipe=auto`, `sequence.chunks=[2048,2048]`, `data.tokenizer=null`. `KEY=` alone sets a
+  key of the file back to its default. `auto` and `null` are values only of keys whose type has them.
 * An unknown key is refused, and the message names the nearest known key. A key given twice is refused too.
 * Every value is checked before anything runs. A wrong value ends the command with exit code 2 and one line with the
   rule, the value, and what to change.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
 import types
 import typing
@@ -22,6 +23,10 @@ class ConfigError(ValueError):
         super().__init__(" ".join(message.split()))
 
 
+class Unset:
+    """The value of a setting that an override sets back to its default."""
+
+
 class Section:
     """Converts every field to its annotated type, then checks its range; errors name the setting as `section.field`."""
 
@@ -29,8 +34,10 @@ class Section:
 
     def __post_init__(self) -> None:
         hints = _field_types(type(self))
-        for name, annotation in hints.items():
-            object.__setattr__(self, name, _convert(getattr(self, name), annotation, self._name(name)))
+        for spec in dataclasses.fields(typing.cast(Any, self)):
+            name = self._name(spec.name)
+            value = _convert(getattr(self, spec.name), hints[spec.name], name, _way_back(spec, name))
+            object.__setattr__(self, spec.name, value)
         self._check()
 
     @classmethod
@@ -52,15 +59,15 @@ class Section:
 
     def _at_least(self, minimum: float, *names: str) -> None:
         for name in names:
-            value = getattr(self, name)
+            value, full = getattr(self, name), self._name(name)
             if not isinstance(value, str) and value < minimum:
-                raise ConfigError(f"{self._name(name)} must be at least {minimum}, got {value}; raise it")
+                raise ConfigError(f"{full} must be at least {minimum}, got {value}; use {full}={minimum} or more")
 
     def _at_most(self, maximum: float, *names: str) -> None:
         for name in names:
-            value = getattr(self, name)
+            value, full = getattr(self, name), self._name(name)
             if not isinstance(value, str) and value > maximum:
-                raise ConfigError(f"{self._name(name)} must be at most {maximum}, got {value}; lower it")
+                raise ConfigError(f"{full} must be at most {maximum}, got {value}; use {full}={maximum} or less")
 
     def _local(self, *names: str) -> None:
         for name in names:
@@ -97,6 +104,7 @@ def build_section(cls: type[Section], settings: Any, name: str) -> Section:
             full = f"{name}.{key}" if name else f"{key}"
             near = difflib.get_close_matches(str(key), hints, n=1, cutoff=0.0)
             raise ConfigError(f"{full} is not a setting; the nearest setting is {f'{name}.' if name else ''}{near[0]}")
+    settings = {key: value for key, value in settings.items() if not isinstance(value, Unset)}
     settings = cls.complete({key: text_of(value) if _is_text(hints[key]) else value for key, value in settings.items()})
     for spec in dataclasses.fields(typing.cast(Any, cls)):
         required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
@@ -116,8 +124,24 @@ def _is_text(annotation: Any) -> bool:
     return str in options and not {int, float} & set(options)
 
 
-def _convert(value: Any, annotation: Any, name: str) -> Any:
-    """Returns the value as the annotated type, or raises a ConfigError that names the setting."""
+def _way_back(spec: dataclasses.Field[Any], name: str) -> str:
+    """Says how to write the default of a setting; empty where it has none, or no name of its own."""
+    if spec.default is dataclasses.MISSING or "NAME" in name:
+        return ""
+    text = spec.default if isinstance(spec.default, str) else json.dumps(spec.default)
+    of_model = ", unless a preset or folder says more" if name.startswith("model.") else ""
+    return f"or write {name}= for the default ({text}{of_model})"
+
+
+def _convert(value: Any, annotation: Any, name: str, way_back: str) -> Any:
+    """Returns the value as the annotated type, or raises a ConfigError that names the setting.
+
+    Args:
+        value: as the user gave it.
+        annotation: the type.
+        name: dotted name of the setting.
+        way_back: from `_way_back`.
+    """
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return (
             value if isinstance(value, annotation) else build_section(annotation, {} if value is None else value, name)
@@ -133,13 +157,15 @@ def _convert(value: Any, annotation: Any, name: str) -> Any:
         except (TypeError, ValueError, OverflowError):
             continue
     expected = ", or ".join(_describe(option) for option in options)
-    near = ""
+    near = "correct the value"
     if isinstance(value, str):
         choices = [choice for option in options for choice in _choices(option)]
-        near = "".join(f"; did you mean {match}?" for match in difflib.get_close_matches(value, choices, n=1))
+        near = next((f"did you mean {match}?" for match in difflib.get_close_matches(value, choices, n=1)), near)
     if str in options and isinstance(value, int | float):
-        near = "; put quotes around the value"
-    raise ConfigError(f"{name} must be {expected}, got {value!r}{near or '; correct the value'}")
+        near = "put quotes around the value"
+    got = "null" if value is None else repr(value)
+    change = " ".join(filter(None, (f"{near}," if way_back and near[-1] != "?" else near, way_back)))
+    raise ConfigError(f"{name} must be {expected}, got {got}; {change}")
 
 
 def _is_union(annotation: Any) -> bool:
@@ -169,7 +195,8 @@ def _convert_one(value: Any, option: Any) -> Any:
     if typing.get_origin(option) is dict:
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise TypeError
-        return {key: _convert_item(item, typing.get_args(option)[1]) for key, item in value.items()}
+        items = {key: item for key, item in value.items() if not isinstance(item, Unset)}
+        return {key: _convert_item(item, typing.get_args(option)[1]) for key, item in items.items()}
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise TypeError
     check_alike(value)

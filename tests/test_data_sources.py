@@ -11,8 +11,7 @@ from data_cases import write_tokenizer
 from sppo_jax.config import DataConfig
 from sppo_jax.data.content import documents as text
 from sppo_jax.data.rows.corpus import split_corpus
-from sppo_jax.data.sources import tokenizing
-from sppo_jax.data.sources.open_source import load_corpus
+from sppo_jax.data.sources.open_source import load_corpus, tokenizing
 from sppo_jax.data.tokens.encoding import START_TOKEN, open_encoder
 
 
@@ -42,7 +41,7 @@ def test_the_standard_library_is_there_in_a_fixed_order():
     assert 0.01 < validation.num_documents / corpus.num_documents < 0.1
     assert not np.isin(validation.starts, train.starts).any()
     assert train.num_documents + validation.num_documents == corpus.num_documents
-    with pytest.raises(ValueError, match="raise model.vocab_size to at least 257"):
+    with pytest.raises(ValueError, match="use model.vocab_size=257 or more"):
         load("stdlib", 256)
 
 
@@ -163,7 +162,7 @@ def test_wrong_sources_are_refused(tmp_path):
         "text.npy": "must be a readable .npy file",
         "flat.npy": "1-D integer array, got int32",
         "real.npy": "1-D integer array, got float64",
-        "large.npy": "got 1000 in .*raise model.vocab_size to at least 1001",
+        "large.npy": "got 1000 in .*use model.vocab_size=1001 or more",
         "small.npy": "got -2 in",
         "absent.txt": "must be readable, got .*absent.txt .No such file",
         "absent.bin": "must be readable",

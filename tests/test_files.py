@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sppo_jax.files.whole import check_encoding, finite, json_text, parse_json, write_whole
+from sppo_jax.files.whole import check_encoding, file_system_of, finite, json_text, parse_json, write_whole
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -86,3 +86,11 @@ def test_figures_reach_json_through_one_guard():
     package, without_figures = Path(__file__).parents[1] / "sppo_jax", {"watchdog.py", "kernel_check.py"}
     writers = [path for name in ("train", "report", "commands", "hardware") for path in (package / name).rglob("*.py")]
     assert {path.name for path in writers if "json.dump" in path.read_text(encoding="utf-8")} <= without_figures
+
+
+def test_the_file_system_of_a_path_is_that_of_the_nearest_mount(tmp_path):
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"disk / ext4 rw 0 0\ns3 {tmp_path} tmpfs rw 0 0\ns3 {tmp_path} fuse.s3fs rw 0 0\ntorn\n")
+    assert file_system_of(tmp_path / "a" / "b", mounts) == "fuse.s3fs"
+    assert file_system_of(Path("/nowhere"), mounts) == "ext4"
+    assert file_system_of(tmp_path, tmp_path / "absent") == "unknown" != file_system_of(tmp_path)

@@ -13,8 +13,8 @@ from distributed_cases import REPO, environment
 LAUNCH = REPO / "launch"
 SCRIPT = LAUNCH / "xpk.sh"
 # What SkyPilot takes in a task, of all that the file uses.
-TASK_KEYS = {"name", "num_nodes", "workdir", "resources", "envs", "file_mounts", "setup", "run"}
-RESOURCE_KEYS = {"accelerators", "disk_size", "use_spot", "job_recovery"}
+TASK_KEYS = {"name", "num_nodes", "workdir", "resources", "envs", "volumes", "setup", "run"}
+RESOURCE_KEYS = {"infra", "accelerators", "disk_size", "use_spot", "job_recovery"}
 JOB = [
     "pod",
     "first",
@@ -36,7 +36,7 @@ def test_the_task_has_the_keys_that_skypilot_takes(task):
     assert set(task) == TASK_KEYS and set(task["resources"]) == RESOURCE_KEYS
     assert task["resources"]["job_recovery"] == {"max_restarts_on_errors": 5}
     assert (REPO / task["envs"]["CONFIG"]).is_file() and (LAUNCH / "local.sh").is_file()
-    (mount,) = task["file_mounts"]
+    (mount,) = task["volumes"]
     assert task["envs"]["RUN_DIR"].startswith(f"{mount}/"), "the run directory is on the folder that all nodes share"
     extras = re.search(r"\.\[([a-z,]+)\]", task["setup"])[1].split(",")
     assert "cuda" in extras and "constraints-py312.txt" in task["setup"]

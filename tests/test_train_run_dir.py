@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tiny_runs import make_config
@@ -51,7 +52,10 @@ def test_only_some_answers_say_that_a_directory_is_held(tmp_path, monkeypatch, n
         with pytest.raises(ValueError, match="must have one run at a time"), claimed(tmp_path / "run"):
             pass
     else:
-        with pytest.warns(UserWarning, match="should be on a file system with locks"), claimed(tmp_path / "run"):
+        with (
+            pytest.warns(UserWarning, match="with locks, got .* on [a-z0-9.]+ without"),
+            claimed(tmp_path / "run"),
+        ):
             assert str(os.getpid()) in (tmp_path / "run" / "lock").read_text()
 
 
@@ -79,6 +83,33 @@ def test_a_directory_that_cannot_be_one_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
     with pytest.raises(ValueError, match="No space left on device"), claimed(tmp_path / "run"):
         pass
+
+
+@pytest.mark.parametrize("broken", ["append", "silent append", "rename"])
+def test_a_file_system_without_appends_or_renames_is_refused(tmp_path, monkeypatch, broken):
+    """As a bucket that is mounted answers; nothing stays of the attempt."""
+
+    def refuse(*_):
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    real = Path.open
+
+    def opened(path, mode="r", *rest, **kwargs):
+        if mode == "ab":
+            return real(path, "wb") if broken == "silent append" else refuse()
+        return real(path, mode, *rest, **kwargs)
+
+    if broken == "rename":
+        monkeypatch.setattr("pathlib.Path.replace", refuse)
+    else:
+        monkeypatch.setattr("pathlib.Path.open", opened)
+    monkeypatch.setattr("sppo_jax.train.run_dir.file_system_of", lambda path: "fuse.s3fs")
+    with (
+        pytest.raises(ValueError, match=r"appends and renames, got .*run on fuse.s3fs \(.*\); choose another --run"),
+        claimed(tmp_path / "run"),
+    ):
+        pass
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 @pytest.mark.parametrize(

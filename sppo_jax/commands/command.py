@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 from sppo_jax.commands.shipped import find_config
 from sppo_jax.config import Config, config_from_dict, load_config
 from sppo_jax.config.hf.families import read_num_positions
-from sppo_jax.config.hf_length import warn_beyond_length
 from sppo_jax.config.inert import inert_settings
+from sppo_jax.config.stretch import warn_beyond_length
 from sppo_jax.files.paths import local_path
 from sppo_jax.plan.plan import Plan
 from sppo_jax.processes.distributed import local_devices

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import textwrap
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ import yaml
 from sppo_jax.commands.command import DOES_NOT_FIT, DONE, Parser, folder_settings, positive, some_path
 from sppo_jax.commands.outputs import Output, check_outputs
 from sppo_jax.config import config_from_dict
-from sppo_jax.config.hf_length import warn_beyond_length
+from sppo_jax.config.stretch import Stretch, stretch, warn_beyond_length
 from sppo_jax.hardware.sizes import resized
 from sppo_jax.report.plan.figures import figures_of
 from sppo_jax.report.plan.words import subject, verdict
@@ -24,6 +25,7 @@ _HEAD = "# Written by sppo init"
 # The model of a config without a folder: small enough for a CPU, on text that every Python has.
 _SMALL = {"vocab_size": 257, "hidden_size": 96, "num_layers": 4, "num_heads": 2, "head_dim": 16, "mlp_size": 256}
 _SMALL_LENGTH = 4096
+_WIDTH = 120
 _STEPS, _SMALL_STEPS = 1000, 240
 
 
@@ -36,12 +38,17 @@ def run(words: Sequence[str]) -> int:
     length = _suited_length(folder, usual, args)
     body = _yaml(folder, length, args.cluster)
     config = config_from_dict(yaml.safe_load(body))
+    needed = stretch(config)
+    if needed is not None and needed.settings:
+        body = _yaml(folder, length, args.cluster, needed)
+        config = config_from_dict(yaml.safe_load(body))
     warn_beyond_length(config)
     found = search(config)
     figures = figures_of(found, config)
     head = [f"{_HEAD} for {subject(figures)}.", "#"]
     head += [f"#   {name:<10} {text}" for name, text in verdict(figures)]
     head += [f"#   {'plan':<10} sppo plan {args.out}", f"#   {'train':<10} sppo train {args.out} --run-dir RUN", "#"]
+    head += textwrap.wrap(f"{needed.why}.", _WIDTH, initial_indent="# ", subsequent_indent="# ") if needed else []
     head += ["# Every other setting has a default (docs/config.md); the planner chooses mesh, chunks, schedule, stash."]
     args.out.write_text("\n".join([*head, body]), encoding="utf-8")
     if not args.length and length != usual:
@@ -120,7 +127,7 @@ def _check_new(path: Path) -> None:
     check_outputs(Output(option="--out", path=path, kind=_HEAD), inputs=[])
 
 
-def _yaml(folder: str | None, length: int, cluster: str | None) -> str:
+def _yaml(folder: str | None, length: int, cluster: str | None, needed: Stretch | None = None) -> str:
     """Returns the settings with a comment beside each that one is likely to change."""
     if folder is None:
         model = ["model:  # a small byte-level model", *(f"  {name}: {value}" for name, value in _SMALL.items())]
@@ -130,6 +137,9 @@ def _yaml(folder: str | None, length: int, cluster: str | None) -> str:
         ]
     else:
         model = [f"model: {_quoted(f'hf:{folder}')}"]
+        if needed is not None:
+            rope = ", ".join(f"{name}: {value}" for name, value in needed.settings.items())
+            model = ["model:", f"  hf: {_quoted(folder)}", f"  rope: {{{rope}}}  # see above"]
         data = [
             "data:",
             "  source: YOUR/*.jsonl  # change to your files; docs/data.md lists the formats",

@@ -23,6 +23,7 @@ from sppo_jax.data.rows.recall import RECALL, TRAINING, VALIDATION, RecallRows
 from sppo_jax.data.sources.open_source import jobs_of, load_corpus
 from sppo_jax.data.storage.parts import Job, Part, write_part
 from sppo_jax.data.tokens.encoding import open_encoder
+from sppo_jax.data.vocabulary import knows_the_model
 
 # The largest share of a source's tokens that is held out without a warning, if the config asks for less.
 _MOST_HELD_OUT = 0.5
@@ -70,6 +71,7 @@ class Data:
         return all(each.has_one_document for each in rows)
 
 
+@knows_the_model
 def open_data(config: Config) -> Data:
     """Opens the sources of a config; text is tokenized if it never was.
 
@@ -113,6 +115,7 @@ def open_data(config: Config) -> Data:
     )
 
 
+@knows_the_model
 def write_parts(config: Config, part: Part) -> list[str]:
     """Tokenizes one part of every source into the cache; returns a line for each.
 

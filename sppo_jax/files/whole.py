@@ -42,6 +42,24 @@ def _encoded(text: str) -> bytes:
         return text.encode("utf-8", "replace")
 
 
+def file_system_of(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
+    """Returns the kind of the file system on which a path is, such as nfs4 or fuse.s3fs; "unknown" without a list.
+
+    Args:
+        path: need not be there.
+        mounts: the system's list of what is mounted: of each the device, the place and the kind.
+    """
+    try:
+        lines = [line.split() for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError:
+        return "unknown"
+    real = os.path.realpath(path)
+    # A later mount hides an earlier one at the same place. A space in the list is written as an octal number.
+    kinds = {words[1].replace("\\040", " "): words[2] for words in lines if len(words) > 2}
+    places = [place for place in kinds if os.path.commonpath((place, real)) == place]
+    return kinds[max(places, key=len)] if places else "unknown"
+
+
 def check_encoding(path: Path, what: str) -> None:
     """Checks that the library of checkpoints, which takes paths as UTF-8, and Python mean the same place by a path.
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sppo_jax.config.hf.gemma import GEMMA
+from sppo_jax.config.hf.positions import trained_length
 from sppo_jax.config.rope import RopeConfig
 
 # Hugging Face's name of each scaling: our name. Our name of each setting: Hugging Face's name.
@@ -114,8 +115,8 @@ def rope_from_hf(
         fraction: share of a head that is rotated if the key is left out; 1: in the family it is always the whole head.
 
     Returns:
-        Every field of `RopeConfig`; `original_length` is `max_length` if the file gives no other length, so that a
-        scaling can be added.
+        Every field of `RopeConfig`; `original_length` is the length of pre-training if the file gives no other length,
+        so that a scaling can be added.
 
     Raises:
         ValueError: a setting, which the message names, is not supported.
@@ -130,12 +131,13 @@ def rope_from_hf(
         )
     scaling = _KINDS[kind]
     original = settings.get("original_max_position_embeddings")
+    trained = trained_length(config.get("model_type"), max_length)
     rope: dict[str, Any] = {
         "theta": settings.get("rope_theta", theta),
         "fraction": settings.get("partial_rotary_factor", fraction) if fraction < 1 else 1.0,
         "scaling": scaling,
         "factor": 1.0,
-        "original_length": original if original and "original_length" in _USED[scaling] else max_length,
+        "original_length": original if original and "original_length" in _USED[scaling] else trained,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "beta_fast": 32.0,

@@ -21,6 +21,7 @@ from sppo_jax.data.storage.parts import caches
 from sppo_jax.data.storage.progress import Progress
 from sppo_jax.data.storage.room import check_cache
 from sppo_jax.data.tokens.token_map import TokenMap
+from sppo_jax.data.vocabulary import VocabularyTooSmall
 from sppo_jax.processes import distributed
 
 TOKEN_SUFFIXES = (".bin", ".npy")
@@ -208,12 +209,11 @@ def _check_separator(separator: int | None, dtype: np.dtype, file: File, is_plai
 def _check_range(facts: dict[str, int], vocab_size: int, file: File, is_plain: bool) -> None:
     smallest, largest = facts["smallest"], facts["largest"]
     if smallest < 0 or largest >= vocab_size:
-        need = f"raise model.vocab_size to at least {largest + 1}" if smallest >= 0 else "write the file again"
-        need += ", or set data.token_dtype to the dtype of the file" if is_plain else ""
-        raise ValueError(
-            f"data.source must hold tokens in 0..{vocab_size - 1} (model.vocab_size = {vocab_size}), "
-            f"got {smallest if smallest < 0 else largest} in {file.path}; {need}"
-        )
+        must = f"data.source must hold tokens in 0..{vocab_size - 1} (model.vocab_size = {vocab_size})"
+        other = ", or set data.token_dtype to the dtype of the file" if is_plain else ""
+        if smallest >= 0:
+            raise VocabularyTooSmall(must, f"{largest} in {file.path}", largest + 1, other)
+        raise ValueError(f"{must}, got {smallest} in {file.path}; write the file again{other}")
 
 
 def _doubts(facts: dict[str, int], tokens: TokenMap, vocab_size: int) -> list[str]:

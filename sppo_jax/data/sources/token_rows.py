@@ -21,6 +21,7 @@ from sppo_jax.data.storage.folders import File, beginnings, unchanged
 from sppo_jax.data.storage.parts import Job
 from sppo_jax.data.storage.progress import Progress, total_bytes
 from sppo_jax.data.tokens.learned import learned_of
+from sppo_jax.data.vocabulary import VocabularyTooSmall
 
 # As long as the ids: labels are ids, or IGNORED where nothing is learned; masks are 1 where a token is learned.
 LABELS, IGNORED = "labels", -100
@@ -115,11 +116,10 @@ def tokens_of(
         )
     tokens = numbers(row[key], key, where)
     if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
-        wrong = tokens.min() if tokens.min() < 0 else tokens.max()
-        raise ValueError(
-            f"{key} must lie in 0..{vocab_size - 1} (model.vocab_size = {vocab_size}), got {wrong} in {where}; raise "
-            "model.vocab_size, or correct the row"
-        )
+        must = f"{key} must lie in 0..{vocab_size - 1} (model.vocab_size = {vocab_size})"
+        if tokens.min() < 0:
+            raise ValueError(f"{must}, got {tokens.min()} in {where}; correct the row")
+        raise VocabularyTooSmall(must, f"{tokens.max()} in {where}", int(tokens.max()) + 1, ", or correct the row")
     if not row_trains(row, where, "tokens", length=len(tokens)):
         return [], ()
     learned, marks = _learned(row, tokens, where)

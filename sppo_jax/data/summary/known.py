@@ -18,6 +18,7 @@ from sppo_jax.data.sources.open_source import LIBRARY, known_spans, load_corpus
 from sppo_jax.data.storage.parts import MADE_AGAIN
 from sppo_jax.data.storage.places import is_address
 from sppo_jax.data.tokens.encoding import Encoder, open_encoder
+from sppo_jax.data.vocabulary import knows_the_model
 from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.seconds.documents import Documents, Packed, documents_of
 from sppo_jax.search.space.request import plans_for_documents
@@ -51,6 +52,7 @@ def documents_to_plan_for(config: Config) -> Documents | None:
     return known_documents(config) if plans_for_lengths(config) else None
 
 
+@knows_the_model
 def made_known(config: Config) -> Documents | None:
     """Returns what `known_documents` returns once text is tokenized, which is done where it never was.
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from sppo_jax.config.data import BYTES, DataConfig
 from sppo_jax.data.tokens.tokenizer_file import open_tokenizer
+from sppo_jax.data.vocabulary import VocabularyTooSmall
 from sppo_jax.files.paths import local_path
 
 # Bytes are tokens 0..255. Every document of bytes begins with this token, so that the first byte is predicted too.
@@ -231,8 +232,6 @@ def open_encoder(config: DataConfig, *, vocab_size: int) -> Encoder:
         ends = {"start_token": config.start_token, "end_token": config.end_token}
         encoder = FileEncoder(path, **ends, num_rows=vocab_size)
     if encoder.num_ids > vocab_size:
-        raise ValueError(
-            f"model.vocab_size must be above {encoder.num_ids - 1}, the largest token of {encoder.name}, "
-            f"got {vocab_size}; raise model.vocab_size to at least {encoder.num_ids}"
-        )
+        must = f"model.vocab_size must be above {encoder.num_ids - 1}, the largest token of {encoder.name}"
+        raise VocabularyTooSmall(must, vocab_size, encoder.num_ids)
     return encoder

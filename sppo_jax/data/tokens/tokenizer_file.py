@@ -92,7 +92,7 @@ def _with_tokens(
     warnings.warn(
         f"every token that the files beside {path} add must have a row of the model, got {first.content!r} as token "
         f"{ids[first]} where model.vocab_size is {num_rows}, left out here: text that holds it becomes other tokens; "
-        "raise model.vocab_size, or leave such text out",
+        "use the tokenizer of the same model, leave such text out, or train a new model with more rows",
         stacklevel=5,
     )
     tokenizer = _parse(text, path)

@@ -14,7 +14,7 @@ from typing import Any
 from sppo_jax.config import Config, load_config, to_yaml
 from sppo_jax.files.locks import try_lock
 from sppo_jax.files.paths import file_error, local_path
-from sppo_jax.files.whole import check_encoding, parse_json, write_whole
+from sppo_jax.files.whole import check_encoding, file_system_of, parse_json, write_whole
 from sppo_jax.plan.plan import Plan
 
 # What else a directory holds if a run wrote its config.yaml.
@@ -48,7 +48,7 @@ def claimed(path: Path, what: str = "the run directory", setting: str = "--run-d
         setting: the setting that names the directory, for errors.
 
     Raises:
-        ValueError: it cannot be written, or another run holds it.
+        ValueError: it cannot be written, its file system takes no appends or renames, or another run holds it.
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"{what} must be a directory, got the file {path}; choose another {setting}")
@@ -56,7 +56,7 @@ def claimed(path: Path, what: str = "the run directory", setting: str = "--run-d
     made = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
-        _probe(path)
+        _probe(path, what, setting)
         lock = (path / "lock").open("a+", encoding="utf-8")
     except OSError as error:
         raise file_error(f"{what} must be writable", path, error, f"choose another {setting}") from error
@@ -64,8 +64,8 @@ def claimed(path: Path, what: str = "the run directory", setting: str = "--run-d
         locked = try_lock(lock)
         if locked is None:
             warnings.warn(
-                f"{what} should be on a file system with locks, got {path} on one without; start no second run with "
-                f"this directory, or choose another {setting}",
+                f"{what} should be on a file system with locks, got {path} on {file_system_of(path)} without; start no "
+                f"second run with this directory, or choose another {setting}",
                 stacklevel=3,
             )
         lock.seek(0)
@@ -87,13 +87,31 @@ def claimed(path: Path, what: str = "the run directory", setting: str = "--run-d
                     path.rmdir()
 
 
-def _probe(path: Path) -> None:
-    """Writes and removes a small file, so that a read-only or full disk fails before anything is compiled."""
-    probe = path / f".probe-{os.getpid()}"
+def _probe(path: Path, what: str, setting: str) -> None:
+    """Writes, appends to, renames and removes a small file, so that nothing is compiled for a disk that refuses it.
+
+    Raises:
+        OSError: it cannot be written.
+        ValueError: it cannot be appended to or renamed, as in a bucket that is mounted.
+    """
+    probe, moved = (path / f".probe-{os.getpid()}{end}" for end in ("", "-moved"))
     try:
         probe.write_bytes(b"0" * 4096)
+        try:
+            with probe.open("ab") as file:
+                file.write(b"1")
+            probe.replace(moved)
+            got = f"a file of {moved.stat().st_size} bytes in place of 4097"
+        except OSError as error:
+            got = error.strerror
+        if not moved.exists() or moved.stat().st_size != 4097:
+            raise ValueError(
+                f"{what} must be on a file system with appends and renames, got {path} on {file_system_of(path)} "
+                f"({got}); choose another {setting}, on a volume or a disk and not in a mounted bucket"
+            )
     finally:
         probe.unlink(missing_ok=True)
+        moved.unlink(missing_ok=True)
 
 
 def changes_since(path: Path, config: Config) -> list[str]:

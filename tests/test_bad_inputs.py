@@ -260,7 +260,7 @@ COMMANDS = {
         "--out must name a file that can be written, got . (it is a directory)",
         None,
     ),
-    "a profile of no config": ("profile --config absent.yaml", "a config must be a readable YAML file", None),
+    "a profile of no config": ("profile --config absent.yaml", "a config must be a YAML file or the name of", None),
     "no steps to trace": ("profile-trace c.yaml --steps 0", "--steps must be in 1..100, got 0", None),
     "half a step to trace": ("profile-trace c.yaml --steps 1.5", "argument --steps: invalid int value", None),
     "a trace in a file": ("profile-trace c.yaml --out c.yaml", "--out must be a directory that can be made", None),

@@ -387,7 +387,7 @@ DATA = [
         "must be UTF-8",
         both(text("latin.txt", b"\xff\xfe\xe4 a"), lambda: write_tokenizer("t.json")),
     ),
-    ("ok.txt model.vocab_size=256", "at least 257", None),
+    ("ok.txt model.vocab_size=256", "use model.vocab_size=257 or more", None),
     ("ok.txt data.cache=ok.txt", "must be a directory that can be written", None),
     ("ok.txt data.cache=/proc/x", "must be a directory that can be written", None),
     ("ok.txt data.pack=hole", "did you mean whole?", None),

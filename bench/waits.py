@@ -1,7 +1,7 @@
 """Seconds of a step for which copies to and from the host hold up the device: predicted, and read from compiled steps.
 
     python -m bench.waits                     predict the stored plans again, and print the table
-    python -m bench.waits --write             and write the block `waits` of docs/notes/host-copies.md
+    python -m bench.waits --write             and write the block `waits` of docs/log/host-copies.md
     python -m bench.waits --compile [WORD..]  compile first: all cases, or those whose name has a word; minutes each
 
 The cases are shipped configs, and drawn plans that are not shipped. Compiling needs the extra fit-gpu and writes
@@ -28,7 +28,7 @@ from sppo_jax.search.evaluate import costs_of, simulation_of
 from sppo_jax.search.make import make_plan, resolve_cluster
 
 HERE = Path(__file__).parent
-RESULTS, DOCUMENT = HERE / "results" / "waits.json", HERE.parent / "docs" / "notes" / "host-copies.md"
+RESULTS, DOCUMENT = HERE / "results" / "waits.json", HERE.parent / "docs" / "log" / "host-copies.md"
 _NUM_DRAWN = 8
 _ON_HOST = "llama3-8b, 128K, h100:1x8, all on the host"
 _K = 1024
@@ -141,7 +141,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Compile if asked to, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compile", nargs="*", metavar="WORD", help="compile the cases whose name has a word, or all")
-    parser.add_argument("--write", action="store_true", help="write the block `waits` of docs/notes/host-copies.md")
+    parser.add_argument("--write", action="store_true", help="write the block `waits` of docs/log/host-copies.md")
     args = parser.parse_args(words)
     if args.compile is not None:
         prepare_environment()

@@ -58,7 +58,7 @@ def test_the_stored_gain_of_the_worst_cell_is_todays():
 
 
 def test_the_page_says_what_other_documents_give():
-    page = (Path(__file__).parents[1] / "docs" / "notes" / "flexsp.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "studies" / "README.md").read_text(encoding="utf-8")
     rows = page.partition("| documents | mean error |")[2].splitlines()[2:7]
     for row, own in zip(rows, RESULTS["documents"].values(), strict=True):
         assert row.endswith(f" | {own['error_mean']:.1%} | {own['error_worst']:.1%} |"), STALE

@@ -57,7 +57,7 @@ TINY_HYBRID = TINY_STEP | {"model": TINY | {"layers": "delta,full"}, "length": 4
 # A step at 512K then takes under 15 s; a stage needs two layers to hide its copies.
 FEW_LAYERS = 2
 # What XLA does otherwise: what it takes into CUDA graphs, and loops of two iterations, in which two arrays hold a
-# packed stash in turn and none is copied (docs/notes/host-copies.md).
+# packed stash in turn and none is copied (docs/log/host-copies.md).
 _OTHERWISE = {
     "loops in CUDA graphs": GRAPHS_FLAG,
     "no CUDA graphs": NO_GRAPHS_FLAG,

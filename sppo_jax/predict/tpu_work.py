@@ -1,6 +1,6 @@
 """What the backward of a layer works on where the kernel for TPUs attends: the arrays that XLA:TPU keeps, one by one.
 
-They were counted in the buffers of compiled plans (docs/notes/tpu-kernel.md). XLA for GPUs keeps more arrays of a
+They were counted in the buffers of compiled plans (docs/log/tpu-kernel.md). XLA for GPUs keeps more arrays of a
 token: XLA:TPU makes norms and rotary positions again inside the products that read them.
 """
 

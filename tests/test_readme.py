@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from bench import readme
-from bench.blocks import read_block
+from bench.blocks import FIGURES, read_block
 from sppo_jax.cli import main
 
 ROOT = Path(__file__).parents[1]
 READMES = [*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/README.md")]
 PAGES = sorted({*READMES, *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").rglob("*.md")})
+DOCS, CODE, RECORDS = ROOT / "docs", ("bench", "launch", "studies"), ROOT / "bench" / "results" / "records.md"
+# Pages that came after the limit was set, and the most words of each; they raise the limit by as many.
+LATER: dict[str, int] = {}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)]*)?\)")
 # Code, configs and scripts, whose comments and messages name pages.
@@ -82,12 +85,16 @@ def words_by_hand(page: Path) -> int:
 
 
 def test_pages_are_as_short_as_they_are_meant_to_be():
-    docs = ROOT / "docs"
-    generated = {docs / f"{name}.md" for name in ("api", "config")}
-    by_hand = [page for page in PAGES if page.is_relative_to(docs) and page.parent.name != "notes"]
-    assert len(README.split()) <= 700
-    assert (docs / "design.md").stat().st_size <= 20_000
-    assert sum(words_by_hand(page) for page in by_hand if page not in generated) <= 25_000
+    """Counts words outside generated blocks: README, CONTRIBUTING, docs/ but api.md and config.md; the log apart."""
+    generated = {DOCS / "api.md", DOCS / "config.md"}
+    log = {page for page in PAGES if page.is_relative_to(DOCS / "log")}
+    beside = {page for page in PAGES if page.parent.name in CODE} | {*FIGURES.glob("*.md"), RECORDS}
+    main = {ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")} - generated - log
+    assert len(README.split()) <= 700 and (DOCS / "design.md").stat().st_size <= 20_000
+    assert all(words_by_hand(DOCS / name) <= most for name, most in LATER.items())
+    assert sum(map(words_by_hand, main)) <= 26_000 + sum(LATER.values())
+    assert sum(map(words_by_hand, log)) <= 20_000
+    assert sum(map(words_by_hand, beside)) <= 11_500
 
 
 def test_the_snippet_runs_as_printed(tmp_path):

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 READMES = [*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/README.md")]
 PAGES = sorted({*READMES, *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").rglob("*.md")})
 DOCS, CODE, RECORDS = ROOT / "docs", ("bench", "launch", "studies"), ROOT / "bench" / "results" / "records.md"
-# Pages that came after the limit was set, and the most words of each; they raise the limit by as many.
+# What came after the limit was set, a page or what was added to one, and its words: they raise the limit by as many.
 LATER: dict[str, int] = {}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)]*)?\)")
@@ -91,10 +91,14 @@ def test_pages_are_as_short_as_they_are_meant_to_be():
     beside = {page for page in PAGES if page.parent.name in CODE} | {*FIGURES.glob("*.md"), RECORDS}
     main = {ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")} - generated - log
     assert len(README.split()) <= 700 and (DOCS / "design.md").stat().st_size <= 20_000
-    assert all(words_by_hand(DOCS / name) <= most for name, most in LATER.items())
-    assert sum(map(words_by_hand, main)) <= 26_000 + sum(LATER.values())
-    assert sum(map(words_by_hand, log)) <= 20_000
-    assert sum(map(words_by_hand, beside)) <= 11_500
+    assert all(words_by_hand(DOCS / name) <= most for name, most in LATER.items() if (DOCS / name).exists())
+    for what, pages, most in (
+        ("README, CONTRIBUTING and docs/", main, 26_000 + sum(LATER.values())),
+        ("docs/log/", log, 20_000),
+        ("pages beside code", beside, 11_500),
+    ):
+        words = sum(map(words_by_hand, pages))
+        assert words <= most, f"{what} must have at most {most:,} words by hand, got {words:,}; shorten, or use LATER"
 
 
 def test_the_snippet_runs_as_printed(tmp_path):

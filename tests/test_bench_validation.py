@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -95,6 +96,23 @@ def test_every_picture_of_points_is_made(pictures):
 def test_every_page_of_figures_is_made():
     assert {path.stem for path in FIGURES.glob("*.md")} == set(validation.BLOCKS)
     assert all(path.read_text().count("<!-- begin ") == 1 for path in FIGURES.glob("*.md"))
+
+
+def test_the_page_of_evidence_says_what_the_blocks_say():
+    page = (ROOT / "docs" / "evidence.md").read_text()
+    blocks = {name: " ".join(read_block(FIGURES / f"{name}.md", name).split()) for name in IN_CI}
+    rows = re.findall(r"\| (held out[^|]*) \| (\d+) \| (\S+) \| (\S+) \| \S+ \| (\S+) \|", blocks["fit"])
+    assert len(rows) == 2
+    for _, _, median, worst, host in rows:
+        assert f"median error {median}, worst {worst} on" in page and f"host bytes within {host}" in page
+    calibrated, assumed, _ = re.findall(r"\*\*([\d.]+%)\*\*", blocks["papers"])[:3]
+    assert f"mean error {calibrated} on the 60 cells" in page and f"{assumed} on 6 others" in page
+    right, wrong, undecided = re.findall(r"\| cost model \| (\d+) \| (\d+) \| (\d+) \|", blocks["papers"])[0]
+    assert f"{right} right, {wrong} wrong, {undecided} undecided" in page
+    mean, worst = re.findall(r"nothing was fitted: \*\*([\d.]+%)\*\*, worst -(\d+)", blocks["kernels"])[0]
+    assert f"mean error {mean}, worst {worst}%" in page
+    rank, ratio = re.findall(r"over 30 Plans: \*\*([\d.]+)\*\*.*?takes \*\*([\d.]+)\*\* times", blocks["clock"])[0]
+    assert f"rank correlation {rank}; the plan with the shortest predicted step takes {ratio} times" in page
 
 
 def test_every_compiled_case_keeps_its_plan_and_the_block_shows_the_compilers_bytes(made):

@@ -26,11 +26,12 @@ from bench import stale
 from bench.blocks import FIGURES, write_block
 from bench.fit_cases import CASES, Case
 from sppo_jax.config import config_from_dict
-from sppo_jax.fit.compiled import GRAPHS, compile_plan, lower_plan, prepare_environment
+from sppo_jax.fit.compiled import GRAPHS, compile_plan, lower_plan
 from sppo_jax.fit.fingerprint import Lowering, compiler_versions
 from sppo_jax.fit.sources import sources_digest
 from sppo_jax.hardware import parse_cluster
 from sppo_jax.plan.plan import Plan
+from sppo_jax.processes.environment import prepare_to_compile
 from sppo_jax.search.evaluate import memory_of
 from sppo_jax.search.make import make_plan
 
@@ -241,7 +242,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--variants", action="store_true", help="compile the variants of `sppo fit --variants` too")
     parser.add_argument("--stale", action="store_true", help="judge the stored rows, and compile nothing")
     args = parser.parse_args(words)
-    prepare_environment()
+    prepare_to_compile()
     if args.stale:
         return print_stale(args.words)
     import jax

@@ -39,7 +39,6 @@ import numpy as np
 from bench import flex_compile, flex_simulated
 from bench.flex_counts import Sent, count, placed
 from bench.gpu_parts.machine import cpu_name
-from sppo_jax.commands.command import simulate_devices
 from sppo_jax.config import Config, config_from_dict
 from sppo_jax.data.rows.corpus import Corpus
 from sppo_jax.data.rows.packing import PackedRows
@@ -47,6 +46,7 @@ from sppo_jax.flex.lengths import sample_lengths, wikipedia
 from sppo_jax.flex.of_plan import window_shape
 from sppo_jax.flex.shape import WindowShape
 from sppo_jax.plan.plan import Plan
+from sppo_jax.processes.environment import simulate_devices
 from sppo_jax.search.make import costs_of, make_plan
 
 RESULT = Path(__file__).parent / "results" / "flex.json"

@@ -22,9 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sppo_jax.commands.command import simulate_devices
 from sppo_jax.config import Config, load_config
 from sppo_jax.plan.plan import Plan
+from sppo_jax.processes.environment import simulate_devices
 from sppo_jax.search.make import make_plan
 
 HERE = Path(__file__).parent

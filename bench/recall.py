@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.figures import write
-from sppo_jax.commands.command import simulate_devices
 from sppo_jax.config import Config, load_config
+from sppo_jax.processes.environment import simulate_devices
 from sppo_jax.report.draw.chart import Axis, Panel, Series
 
 ROOT = Path(__file__).parents[1]

@@ -22,12 +22,13 @@ from bench import pinned, stale
 from bench.blocks import FIGURES, write_block
 from bench.rows import compile_rows, load_rows
 from sppo_jax.config import Config, load_config
-from sppo_jax.fit.compiled import CUBLAS, GRAPHS, compile_plan, lower_plan, prepare_environment
+from sppo_jax.fit.compiled import CUBLAS, GRAPHS, compile_plan, lower_plan
 from sppo_jax.fit.fingerprint import Lowering, compiler_versions
 from sppo_jax.fit.sources import sources_digest
 from sppo_jax.hardware import Cluster, pool_bytes, usable_bytes
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.stall_limit import stall_limit_s
+from sppo_jax.processes.environment import prepare_to_compile
 from sppo_jax.search.make import resolve_cluster
 from sppo_jax.search.search import Found, search
 
@@ -199,7 +200,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="write the block of results/figures/shipped.md")
     args = parser.parse_args(words)
     if args.compile is not None:
-        prepare_environment()
+        prepare_to_compile()
         compile_rows(names(), args.compile, compiled, RESULTS)
     stored = load()
     text = block(stored) if args.write else table(stored)

@@ -21,9 +21,10 @@ from bench.blocks import write_block
 from bench.rows import compile_rows, load_rows
 from bench.shipped import CONFIGS, names
 from sppo_jax.config import Config, config_from_dict, load_config
-from sppo_jax.fit.compiled import compile_plan, prepare_environment
+from sppo_jax.fit.compiled import compile_plan
 from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.seconds.simulate import simulate
+from sppo_jax.processes.environment import prepare_to_compile
 from sppo_jax.search.evaluate import costs_of, simulation_of
 from sppo_jax.search.make import make_plan, resolve_cluster
 
@@ -144,7 +145,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="write the block `waits` of docs/log/host-copies.md")
     args = parser.parse_args(words)
     if args.compile is not None:
-        prepare_environment()
+        prepare_to_compile()
         compile_rows(cases(), args.compile, measure, RESULTS)
     text = table(load())
     print(text)

@@ -49,6 +49,41 @@ batch = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "positions": positi
 loss, grads = sppo_jax.value_and_grad(plan, model)(params, batch)
 assert jax.tree.structure(grads) == jax.tree.structure(params)
 
+# == sppo_jax.prepare_process
+sppo_jax.prepare_process(plan)  # on GPUs: before jax's first computation, so before all of the above
+assert sppo_jax.prepare_process(plan) == {}
+
+# == sppo_jax.make_mesh
+mesh = sppo_jax.make_mesh(plan)
+assert dict(mesh.shape) == {"data": 1, "pipe": 2, "seq": 2}
+
+# == sppo_jax.param_shardings
+placed = jax.device_put(params, sppo_jax.param_shardings(plan, params, mesh))
+assert placed["embedding"].shape == (64, 32)
+
+# == sppo_jax.stored_shapes
+stored = sppo_jax.stored_shapes(plan, params, mesh)  # where layers run, padded where they must be
+assert jax.tree.structure(stored) == jax.tree.structure(params)
+
+# == sppo_jax.make_train_step
+import optax
+
+from sppo_jax.train.state import shardings_of, state_shapes
+
+optimizer = optax.adamw(1e-3)
+shapes = state_shapes(optimizer, stored, mesh)
+step = sppo_jax.make_train_step(sppo_jax.value_and_grad(plan, model, mesh), optimizer, shardings_of(shapes))
+state, metrics = jax.eval_shape(step, shapes, batch, np.zeros(1, np.int32))  # without eval_shape, the step itself
+assert metrics["loss"].shape == ()
+
+# == sppo_jax.Attention
+mixer = sppo_jax.Attention(window=32)  # of a layer of your own, see examples/custom_block.py
+assert mixer.within(64) == 32 and mixer.within(16) == 0
+
+# == sppo_jax.Operands
+operands = sppo_jax.Operands(heads={"value": np.zeros((64, 2, 8))}, constants={})  # see examples/custom_mixer.py
+assert operands.heads["value"].shape == (64, 2, 8)
+
 # == sppo_jax.models.to_hf
 from sppo_jax.models import to_hf
 

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from sppo_jax.processes.prepare import avoid_wrong_sums
+from sppo_jax.processes.environment import avoid_wrong_sums as _avoid_wrong_sums
 from sppo_jax.version import __version__ as __version__
 
 _HOMES = {
@@ -12,6 +12,7 @@ _HOMES = {
     "Plan": "sppo_jax.plan.plan",
     "build_model": "sppo_jax.models.build",
     "value_and_grad": "sppo_jax.pipeline.api",
+    "prepare_process": "sppo_jax.processes.prepare",
     "make_mesh": "sppo_jax.pipeline.params.layout",
     "stored_shapes": "sppo_jax.pipeline.params.storage",
     "param_shardings": "sppo_jax.pipeline.params.storage",
@@ -29,6 +30,7 @@ __all__ = [
     "make_plan",
     "make_train_step",
     "param_shardings",
+    "prepare_process",
     "stored_shapes",
     "value_and_grad",
 ]
@@ -41,4 +43,5 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_HOMES[name]), name)
 
 
-avoid_wrong_sums()
+# The one change that importing makes: a flag in XLA_FLAGS.
+_avoid_wrong_sums()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from quick_flags import NUM_FRAMES, QUICK_XLA_FLAGS
 
-from sppo_jax.commands.command import simulate_devices
+from sppo_jax.processes.environment import simulate_devices
 
 simulate_devices(8)
 # Tests leave several programs in flight. With a thread a device these can wait for each other without end. With more,

@@ -19,7 +19,7 @@ _QUIET = ("SPPO_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "JAX_", "XLA_")
 HEAD = """
 import json, os, sys, time
 from sppo_jax.processes import distributed
-from sppo_jax.commands.command import simulate_devices
+from sppo_jax.processes.environment import simulate_devices
 from sppo_jax.config import config_from_dict
 
 def config(**train):

@@ -64,9 +64,9 @@ def check_rows():
 
 
 if __name__ == "__main__":
-    from sppo_jax.commands.command import simulate_devices
     from sppo_jax.config import config_from_dict
     from sppo_jax.processes import distributed
+    from sppo_jax.processes.environment import simulate_devices
 
     model = {"vocab_size": 24, "hidden_size": 16, "num_layers": 4, "num_heads": 2, "mlp_size": 32}
     simulate_devices(distributed.local_devices(4))

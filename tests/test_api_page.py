@@ -1,6 +1,7 @@
 """docs/api.md is what the docstrings say, names what is public first, and its examples run."""
 
 import importlib.util
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -31,8 +32,7 @@ def test_a_docstring_has_what_a_reader_needs(name):
     found = make_api._object(name)
     lead = found.__doc__.partition("\n\n")[0]
     assert lead.endswith(".") and "Args:" in found.__doc__
-    code = getattr(found, "__init__", found) if isinstance(found, type) else found
-    given = [item for item in code.__code__.co_varnames[: code.__code__.co_argcount] if item != "self"]
+    given = [item.name for item in inspect.signature(found).parameters.values() if item.kind is not item.KEYWORD_ONLY]
     assert [item for item in given if f"{item}:" not in found.__doc__] == []
 
 

@@ -492,6 +492,6 @@ def test_a_machine_without_memory(place, capfd, monkeypatch):
     def too_much(*_):
         raise MemoryError("Unable to allocate 3.64 TiB")
 
-    monkeypatch.setattr("sppo_jax.train.setup.open_data", too_much)
+    monkeypatch.setattr("sppo_jax.train.setup.prepare_data", too_much)
     code, _, _, lines = run(TRAIN, capfd)
     assert code == 1 and len(lines) == 1 and "3.64 TiB; make the run smaller" in lines[0]

@@ -34,7 +34,7 @@ def test_plans_leave_free_what_the_installed_jax_needs(spare, monkeypatch):
 
 def test_a_step_fills_the_pools_of_pinned_memory_as_a_run_does(monkeypatch):
     filled = []
-    monkeypatch.setattr(step.environment, "set_memory_limits", lambda plan: True)
+    monkeypatch.setattr(step.environment, "set_limits", lambda plan: True)
     monkeypatch.setattr(step, "fill_pools", lambda plan, devices: filled.append(len(devices)))
     step.prepare(step.TINY_STEP, "cpu")
     assert filled == [1]

@@ -58,7 +58,7 @@ def test_a_row_of_another_plan_is_as_if_it_was_not_compiled():
 
 def test_only_the_configs_asked_for_are_compiled(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(shipped, "RESULTS", tmp_path / "shipped.json")
-    monkeypatch.setattr(shipped, "prepare_environment", lambda: None)
+    monkeypatch.setattr(shipped, "prepare_to_compile", lambda: None)
     monkeypatch.setattr(shipped, "names", lambda: ["llama3-8b-1gpu-80g", "qwen3-8b-1m-8gpu"])
     monkeypatch.setattr(shipped, "compiled", stored_of)
     assert shipped.main(["--compile", "80g"]) == 0 and set(shipped.load()) == {"llama3-8b-1gpu-80g"}

@@ -6,7 +6,7 @@ import sys
 
 
 def test_simulated_devices_keep_what_the_user_set():
-    code = "from sppo_jax.commands.command import simulate_devices; simulate_devices(4)"
+    code = "from sppo_jax.processes.environment import simulate_devices; simulate_devices(4)"
     code += "; import os; print(os.environ['XLA_FLAGS'])"
     patience = "--xla_cpu_collective_call_terminate_timeout_seconds"
     own = {**os.environ, "XLA_FLAGS": f"--xla_cpu_x=1 --xla_force_host_platform_device_count=2 {patience}=30"}

@@ -11,7 +11,8 @@ from data_cases import write_tokenizer
 from sppo_jax.config import DataConfig
 from sppo_jax.data.content import documents as text
 from sppo_jax.data.rows.corpus import split_corpus
-from sppo_jax.data.sources.open_source import load_corpus, tokenizing
+from sppo_jax.data.sources import tokenizing
+from sppo_jax.data.sources.open_source import load_corpus
 from sppo_jax.data.tokens.encoding import START_TOKEN, open_encoder
 
 

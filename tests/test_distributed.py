@@ -72,7 +72,7 @@ def test_gpus_of_all_processes_are_counted_before_a_backend_starts():
     code = f"""
         join()
         import os
-        from sppo_jax.processes import prepare as environment
+        from sppo_jax.processes import environment
         from sppo_jax.hardware import machine
         from sppo_jax.hardware.present import Gpu
         me = distributed.process_id()

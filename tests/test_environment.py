@@ -16,14 +16,15 @@ from exactness import small_plan
 from jaxlib.xla_client import generate_pjrt_gpu_plugin_options
 
 from sppo_jax import compat, value_and_grad
-from sppo_jax.commands.command import simulate_devices
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster, pool_bytes
 from sppo_jax.models import build_model
 from sppo_jax.plan.host_arrays import HostArrays
 from sppo_jax.plan.parts import MeshShape, Predicted
 from sppo_jax.processes import distributed, gpu_start
-from sppo_jax.processes import prepare as env
+from sppo_jax.processes import environment as env
+from sppo_jax.processes.environment import simulate_devices
+from sppo_jax.processes.prepare import prepare_process
 
 GiB = 2**30
 SETTINGS = {
@@ -67,7 +68,8 @@ def unset(monkeypatch):
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(env, "_running_platform", lambda: None)
     monkeypatch.setattr(env, "machine_gb", lambda: 2000)
-    monkeypatch.setattr(gpu_start, "prepare", lambda *_: None)  # test_gpu_start.py has the limits of waiting
+    for name in ("variables", "waiting_flags"):  # test_gpu_start.py has the limits of waiting
+        monkeypatch.setattr(gpu_start, name, lambda *_: {})
 
 
 def a_plan(*, host_gb, hbm_gb=70, mesh=(2, 2, 2)):
@@ -168,7 +170,7 @@ def test_jax_for_cuda_without_a_driver_is_a_line(plugin, driver, platforms, told
     assert [str(line.message).count("NVIDIA's driver") for line in lines] == [1] * told
 
 
-@pytest.mark.parametrize("call", [env.set_memory_fraction, lambda: env.set_memory_limits(None)])
+@pytest.mark.parametrize("call", [env.set_memory_fraction, lambda: env.set_limits(None)])
 def test_a_flag_that_xla_does_not_know_is_named_with_the_nearest_that_it_knows(call, flags):
     told = flags("--xla_cpu_enable_fast_mat=true --xla_dump_to=/tmp/x --xla_nonsense_of_ours", call)
     assert len(told) == 2
@@ -220,7 +222,7 @@ def test_no_flags_are_searched_once_a_backend_runs(flags, monkeypatch):
 
 
 def test_what_is_warned_of_is_what_ends_the_process():
-    code = "from sppo_jax.processes import prepare; prepare.set_memory_fraction(); import jax; jax.devices()"
+    code = "from sppo_jax.processes import environment as env; env.set_memory_fraction(); import jax; jax.devices()"
     errors = run(code, JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_cpu_enable_fast_mat=true")[1]
     warned, _, fatal = errors.partition("XLA will end the process")
     assert "UserWarning: XLA_FLAGS must hold flags that XLA knows" in warned
@@ -228,9 +230,9 @@ def test_what_is_warned_of_is_what_ends_the_process():
 
 
 def test_no_backend_is_started_by_looking():
-    code = "import sppo_jax, sys; from sppo_jax.processes import prepare; print(prepare._running_platform())"
-    code += "; print('jax' in sys.modules); import jax; print(prepare._running_platform())"
-    code += "; jax.devices(); print(prepare._running_platform())"
+    code = "import sppo_jax, sys; from sppo_jax.processes import environment as env; print(env._running_platform())"
+    code += "; print('jax' in sys.modules); import jax; print(env._running_platform())"
+    code += "; jax.devices(); print(env._running_platform())"
     assert run(code, JAX_PLATFORMS="cpu")[0].split() == ["None", "False", "None", "cpu"]
 
 
@@ -255,7 +257,7 @@ def test_jax_takes_the_share_of_gpu_memory_that_plans_fill(unset, monkeypatch):
 def test_the_pool_is_what_the_planner_counts_on(mesh, num_processes, cluster, unset, monkeypatch):
     monkeypatch.setattr(env, "local_cluster", lambda: make_cluster(DEVICES["h100"], 8))
     monkeypatch.setattr(compat, "distributed_place", lambda: (0, num_processes))
-    env.set_memory_limits(mesh and a_plan(host_gb=0, mesh=mesh))
+    env.set_limits(mesh and a_plan(host_gb=0, mesh=mesh))
     known = parse_cluster(cluster)
     assert int(float(given()[env.FRACTION]) * known.device.hbm_bytes) == pool_bytes(known)
 
@@ -281,7 +283,7 @@ def test_a_share_of_the_user_stays(name, unset, monkeypatch):
 )
 def test_the_host_limit_follows_the_plan(plan, num_processes, limit, unset, monkeypatch):
     monkeypatch.setattr(compat, "distributed_place", lambda: (0, num_processes))
-    env.set_memory_limits(plan and a_plan(**plan))
+    env.set_limits(plan and a_plan(**plan))
     assert given() == {env.FRACTION: "0.95"} | ({env.HOST_LIMIT: limit} if limit else {})
 
 
@@ -301,7 +303,7 @@ def test_a_host_limit_of_the_user_stays_and_is_warned_of(given_gb, told, unset, 
     monkeypatch.setenv(env.HOST_LIMIT, given_gb)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert env.set_memory_limits(a_plan(host_gb=30))
+        assert env.set_limits(a_plan(host_gb=30))
     assert os.environ[env.HOST_LIMIT] == given_gb
     assert len(caught) == bool(told) and all(told in str(one.message) for one in caught), caught
 
@@ -319,13 +321,13 @@ def test_the_limit_has_room_for_the_copy_of_a_save(unset):
 @pytest.mark.parametrize("platforms, set_", [("cpu", False), ("tpu,cpu", False), ("cuda,cpu", True), ("GPU", True)])
 def test_nothing_is_set_where_there_are_no_gpus(platforms, set_, unset, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
-    env.set_memory_limits(a_plan(host_gb=30))
+    env.set_limits(a_plan(host_gb=30))
     assert (env.HOST_LIMIT in given(), env.FRACTION in given()) == (set_, set_)
 
 
 def test_nothing_is_set_once_a_backend_runs(unset, monkeypatch):
     monkeypatch.setattr(env, "_running_platform", lambda: "gpu")
-    env.set_memory_limits(a_plan(host_gb=30))
+    env.set_limits(a_plan(host_gb=30))
     assert not given()
 
 
@@ -343,6 +345,7 @@ def test_nothing_is_set_once_a_backend_runs(unset, monkeypatch):
 )
 def test_a_backend_that_has_started_is_told_of_limits(plan, limit, pool_gb, told, unset, monkeypatch):
     monkeypatch.setenv(env.HOST_LIMIT, limit)
+    monkeypatch.setenv(env.FRACTION, "0.9")
     monkeypatch.setattr(env, "compiler_takes_more", lambda: False)
     monkeypatch.setattr(compat, "device_pool_bytes", lambda: pool_gb and pool_gb * GiB)
     for platform in ("gpu", "cpu"):
@@ -359,6 +362,7 @@ def test_a_backend_that_has_started_is_told_of_limits(plan, limit, pool_gb, told
 def test_an_older_jax_is_told_of_a_plan_that_fills_the_pool(version, pool_gb, told, unset, monkeypatch):
     """Of a pool of 75 GiB 10% are 7.5, and the plan takes 70 of it."""
     monkeypatch.setattr("sppo_jax.hardware.capacity.jaxlib_version", lambda: version)
+    monkeypatch.setenv(env.FRACTION, "0.9")
     monkeypatch.setattr(compat, "device_pool_bytes", lambda: pool_gb * GiB)
     monkeypatch.setattr(env, "_running_platform", lambda: "gpu")
     with warnings.catch_warnings(record=True) as caught:
@@ -371,13 +375,51 @@ def test_an_older_jax_is_told_of_a_plan_that_fills_the_pool(version, pool_gb, to
 
 def test_a_limit_that_is_no_number_is_refused(unset, monkeypatch):
     monkeypatch.setenv(env.HOST_LIMIT, "64G")
+    monkeypatch.setenv(env.FRACTION, "0.9")
     monkeypatch.setattr(env, "_running_platform", lambda: "gpu")
     with pytest.raises(ValueError, match="LIMIT_GB must be a whole number of GB, got '64G'"):
         env.check_memory_limits(a_plan(host_gb=30))
 
 
+def test_a_process_with_gpus_that_is_not_prepared_is_told_once(unset, monkeypatch):
+    monkeypatch.setattr(env, "_running_platform", lambda: "gpu")
+    monkeypatch.setattr(compat, "device_pool_bytes", lambda: GiB)
+    plan, model = a_plan(host_gb=90, mesh=(1, 1, 1)), build_model(config_from_dict(SETTINGS), abstract=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            value_and_grad(plan, model)
+    told = [str(one.message) for one in caught]
+    assert len(told) == 1 and "call sppo_jax.prepare_process(plan) first" in told[0], told
+
+
+def test_preparing_says_what_it_has_set(unset):
+    plan = a_plan(host_gb=30)
+    assert prepare_process(plan, trains=False) == {env.FRACTION: "0.95", env.HOST_LIMIT: "30"}
+    assert prepare_process(plan, trains=False) == {}
+
+
+def test_importing_and_making_a_mesh_change_one_flag_of_the_environment():
+    code = f"""
+import os
+before = dict(os.environ)
+import sppo_jax
+from sppo_jax.config import config_from_dict
+config = config_from_dict({SETTINGS!r})
+plan = sppo_jax.make_plan(config)
+sppo_jax.make_mesh(plan)
+sppo_jax.value_and_grad(plan, sppo_jax.build_model(config, abstract=True))
+after = {{name: value for name, value in os.environ.items() if before.get(name) != value}}
+assert after in ({{}}, {{"XLA_FLAGS": "{env.YNN_FLAG}="}}), after
+print("the same")
+"""
+    out, errors = run(code)
+    assert out.split() == ["the", "same"], errors
+
+
 def test_value_and_grad_checks_the_limits(unset, monkeypatch):
     monkeypatch.setattr(env, "_running_platform", lambda: "gpu")
+    monkeypatch.setenv(env.FRACTION, "0.9")
     plan = a_plan(host_gb=0, hbm_gb=1, mesh=(1, 1, 1))
     monkeypatch.setattr(compat, "device_pool_bytes", lambda: GiB - 1)
     with pytest.warns(UserWarning, match="needs 1 GiB of a GPU") as caught:
@@ -422,7 +464,7 @@ def test_train_sets_the_limits_before_the_backend_starts(tmp_path):
 import json, os, sys
 from unittest import mock
 from sppo_jax import cli
-from sppo_jax.processes import prepare as environment
+from sppo_jax.processes import environment
 from sppo_jax.config import load_config
 from sppo_jax.search.make import make_plan
 from sppo_jax.train import setup

@@ -12,7 +12,7 @@ from test_fit_copies import LOOPS, SLICES
 from sppo_jax.cli import main
 from sppo_jax.commands.fit import _problem
 from sppo_jax.config import config_from_dict, load_config, to_yaml
-from sppo_jax.fit.compiled import Fit, Sizes, compile_lowered, compile_plan, prepare_environment, variants_of
+from sppo_jax.fit.compiled import Fit, Sizes, compile_lowered, compile_plan, variants_of
 from sppo_jax.fit.figures import Figures
 from sppo_jax.fit.fingerprint import Lowering
 from sppo_jax.fit.hlo.copies import HostCopies, LoopWait
@@ -20,6 +20,7 @@ from sppo_jax.fit.hlo.hops import RingHops
 from sppo_jax.fit.hlo.slices import Slice
 from sppo_jax.fit.nearest import nearest_change
 from sppo_jax.hardware import parse_cluster, pool_bytes
+from sppo_jax.processes.environment import prepare_to_compile
 from sppo_jax.search.search import search
 
 GIB = 2**30
@@ -250,7 +251,7 @@ def test_exposed_copies_are_said_aloud(tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(
             "sppo_jax.commands.fit.compile_plan", lambda *_, exposed=exposed, **__: fit(exposed=exposed)
         )
-        monkeypatch.setattr("sppo_jax.commands.fit.prepare_environment", lambda: None)
+        monkeypatch.setattr("sppo_jax.commands.fit.prepare_to_compile", lambda: None)
         assert main(["fit", str(path)]) == 0
         assert capsys.readouterr().err.count("should be exposed (not overlapped with compute), got 2.0%") == lines
 
@@ -269,18 +270,18 @@ def own_environment(monkeypatch):
 def test_two_processes_may_load_libtpu_unless_the_user_says_no(own_environment, monkeypatch, own, then):
     if own:
         monkeypatch.setenv(LOCK, own)
-    prepare_environment()
+    prepare_to_compile()
     assert os.environ[LOCK] == then
 
 
 def test_a_flag_of_the_user_stays(own_environment, monkeypatch):
     monkeypatch.setattr("sppo_jax.compat.jaxlib_version", lambda: (0, 11, 2))
-    prepare_environment()
+    prepare_to_compile()
     own = "--xla_gpu_autotune_level=4 --xla_gpu_enable_cublaslt=false"
     assert os.environ["XLA_FLAGS"] == f"{own} --xla_gpu_experimental_gemm_fusion_v2=true"
     assert os.environ["JAX_PLATFORMS"] == "cpu"
     os.environ["XLA_FLAGS"] = "--xla_gpu_experimental_gemm_fusion_v2=false"
-    prepare_environment()
+    prepare_to_compile()
     assert os.environ["XLA_FLAGS"] == "--xla_gpu_experimental_gemm_fusion_v2=false --xla_gpu_autotune_level=0"
 
 

@@ -12,8 +12,8 @@ from distributed_cases import REPO, environment
 from exactness import small_plan
 
 from sppo_jax.plan.stall_limit import stall_limit_s
+from sppo_jax.processes import environment as env
 from sppo_jax.processes import gpu_start
-from sppo_jax.processes import prepare as env
 
 GiB = 2**30
 LOADING = "CUDA_MODULE_LOADING"
@@ -44,12 +44,12 @@ def test_limits_of_waiting_are_above_the_watchdogs(given, limit_s, unset):
     env.set_waiting_limits(plan, given)
     assert flags() == dict.fromkeys(gpu_start.WAITING_FLAGS, str(limit_s + 300))
     assert int(flags()[gpu_start.WAITING_FLAGS[0]]) > max(stall_limit_s(plan), stall_limit_s(plan, given))
-    env.set_memory_limits(plan)  # as make_mesh does later: the first call counts
+    env.set_limits(plan)  # as make_mesh does later: the first call counts
     assert flags() == dict.fromkeys(gpu_start.WAITING_FLAGS, str(limit_s + 300))
 
 
 def test_without_a_plan_gpus_may_wait_for_a_day(unset):
-    env.set_memory_limits(None)
+    env.set_limits(None)
     assert set(flags().values()) == {"86400"} and os.environ[LOADING] == "EAGER"
 
 
@@ -57,7 +57,7 @@ def test_what_the_user_has_set_stays(unset, monkeypatch):
     mine = f"{gpu_start.WAITING_FLAGS[1]}=77"
     monkeypatch.setenv("XLA_FLAGS", mine)
     monkeypatch.setenv(LOADING, "LAZY")
-    env.set_memory_limits(a_plan())
+    env.set_limits(a_plan())
     assert flags()[gpu_start.WAITING_FLAGS[1]] == "77" and len(flags()) == 3 and os.environ[LOADING] == "LAZY"
 
 
@@ -69,7 +69,7 @@ def test_nothing_is_set_where_no_gpus_wait_for_each_other(why, unset, monkeypatc
         monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     if why == "a backend runs":
         monkeypatch.setattr(env, "_running_platform", lambda: "gpu")
-    env.set_memory_limits(a_plan(mesh=(1, 1, 1) if why == "one GPU" else (1, 2, 4)))
+    env.set_limits(a_plan(mesh=(1, 1, 1) if why == "one GPU" else (1, 2, 4)))
     assert os.environ["XLA_FLAGS"] == "" == os.environ[LOADING]
 
 
@@ -80,7 +80,7 @@ def test_a_newer_xla_gets_no_flag_that_it_may_not_know(version, known, unset, mo
     monkeypatch.setattr(gpu_start, "jaxlib_version", lambda: version)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        env.set_memory_limits(a_plan())
+        env.set_limits(a_plan())
     assert bool(os.environ["XLA_FLAGS"]) == known and len(caught) == (not known)
     if not known:
         assert "XLA may end a process whose GPUs wait 30 s" in str(caught[0].message)

@@ -8,8 +8,7 @@ import pytest
 from exactness import small_plan
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sppo_jax.pipeline.params import layout
-from sppo_jax.processes import host_pool
+from sppo_jax.processes import environment, host_pool, prepare
 
 MIB = 2**20
 
@@ -66,10 +65,10 @@ def test_a_system_that_pins_no_more_is_told_of_in_one_line(lockable, told, monke
 
 
 @pytest.mark.parametrize(("new", "trains"), [(True, True), (True, False), (False, True)])
-def test_a_mesh_that_trains_fills_the_new_pools_of_its_own_devices(new, trains, monkeypatch):
+def test_a_process_that_trains_fills_the_new_pools_of_its_own_devices(new, trains, monkeypatch):
     filled = []
-    monkeypatch.setattr(layout, "set_memory_limits", lambda plan: new)
-    monkeypatch.setattr(layout, "fill_pools", lambda plan, devices: filled.append((plan, list(devices))))
+    monkeypatch.setattr(environment, "set_limits", lambda plan: new)
+    monkeypatch.setattr(host_pool, "fill_pools", lambda plan, devices: filled.append((plan, list(devices))))
     plan = small_plan((16,) * 4, mesh=(1, 1, 2))
-    layout.make_mesh(plan, trains=trains)
+    assert prepare.prepare_process(plan, trains=trains) == {}
     assert filled == ([(plan, jax.local_devices()[:2])] if new and trains else [])

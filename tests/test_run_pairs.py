@@ -43,7 +43,7 @@ GRADIENT = """
 import sys
 from pathlib import Path
 from sppo_jax.processes import distributed
-from sppo_jax.commands.command import simulate_devices
+from sppo_jax.processes.environment import simulate_devices
 from sppo_jax.config import load_config
 from sppo_jax.search.make import make_plan
 config = load_config(sys.argv[1], sys.argv[2:])

@@ -103,7 +103,7 @@ def test_a_file_system_without_appends_or_renames_is_refused(tmp_path, monkeypat
         monkeypatch.setattr("pathlib.Path.replace", refuse)
     else:
         monkeypatch.setattr("pathlib.Path.open", opened)
-    monkeypatch.setattr("sppo_jax.train.run_dir.file_system_of", lambda path: "fuse.s3fs")
+    monkeypatch.setattr("sppo_jax.train.checkpoints.run_dir.file_system_of", lambda path: "fuse.s3fs")
     with (
         pytest.raises(ValueError, match=r"appends and renames, got .*run on fuse.s3fs \(.*\); choose another --run"),
         claimed(tmp_path / "run"),

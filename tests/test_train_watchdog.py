@@ -223,13 +223,13 @@ def test_a_step_longer_than_the_least_limit_is_no_stall(given, tmp_path, monkeyp
     monkeypatch.setattr(stall_limit, "_LEAST_S", 1.0)
     monkeypatch.setattr(Meter, "wait", slow)
     monkeypatch.setattr(loop, "Watchdog", Noted)
-    opened, watched = setup.open_data, []
+    opened, watched = setup.prepare_data, []
 
-    def open_data(config):
+    def prepare_data(config):
         watched.append(any(thread.name == "watchdog" for thread in threading.enumerate()))
         return opened(config)
 
-    monkeypatch.setattr(setup, "open_data", open_data)
+    monkeypatch.setattr(setup, "prepare_data", prepare_data)
     train = {"steps": 1, "stall_s": given, "eval_sequences": 3, "devices": "cpu:1"}
     small = {
         "optimizer": {"warmup_steps": 0},

@@ -8,10 +8,11 @@ from contextlib import ExitStack
 from unittest import mock
 
 from bench.gpu_parts.case import Emit
-from sppo_jax.fit.compiled import compile_lowered, prepare_environment
+from sppo_jax.fit.compiled import compile_lowered
 from sppo_jax.fit.figures import Figures
 from sppo_jax.fit.workspace import reserve_workspace
 from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster
+from sppo_jax.processes.environment import prepare_to_compile
 
 
 def compile_case(module: str, settings: dict, device: str, emit: Emit) -> None:
@@ -23,7 +24,7 @@ def compile_case(module: str, settings: dict, device: str, emit: Emit) -> None:
         device: a GPU's name in `sppo_jax.hardware.DEVICES`, or a topology of TPUs.
         emit: takes a row with bytes, calls of fused kernels, and host copies with no compute beside them.
     """
-    prepare_environment()
+    prepare_to_compile()
     from bench.gpu_parts.program import Target
     from sppo_jax.fit.targets import compile_only_devices
 

@@ -27,7 +27,7 @@ from sppo_jax.compat import to_device, to_host
 from sppo_jax.hardware import machine
 from sppo_jax.hardware.pinned_limit import fill_requests
 from sppo_jax.processes import host_pool
-from sppo_jax.processes.prepare import HOST_LIMIT
+from sppo_jax.processes.environment import HOST_LIMIT
 
 _GIB = 2**30
 _ASKED_GIB = 20

@@ -24,7 +24,7 @@ from sppo_jax.hardware import DEVICES, Cluster, pool_bytes
 from sppo_jax.models.counts import flops_per_token
 from sppo_jax.pipeline.params.layout import stripe
 from sppo_jax.plan.plan import Plan
-from sppo_jax.processes import prepare as environment
+from sppo_jax.processes import environment
 from sppo_jax.processes.host_pool import fill_pools
 from sppo_jax.search.make import make_plan
 from sppo_jax.search.search import search
@@ -223,7 +223,7 @@ def prepare(settings: dict, device: str) -> Ready:
 
 def ready_of(config: Config, plan: Plan, find_target: Callable[[], Target]) -> Ready:
     """Set the environment, compile, and create the first state; `find_target` starts jax in this environment."""
-    pools_are_new = environment.set_memory_limits(plan)
+    pools_are_new = environment.set_limits(plan)
     target = find_target()
     if pools_are_new:
         fill_pools(plan, target.devices)

@@ -13,7 +13,7 @@ from bench.gpu_parts.case import Case, Emit
 from bench.gpu_parts.machine import host_bytes
 from bench.gpu_parts.program import Program, Target, target_here
 from sppo_jax.compat import cudnn_version
-from sppo_jax.processes import prepare as environment
+from sppo_jax.processes import environment
 
 
 def cases(*, tiny: bool) -> list[Case]:

@@ -15,7 +15,7 @@ from sppo_jax.config import Config, config_from_dict
 from sppo_jax.fit.lowering import train_program
 from sppo_jax.hardware import DEVICES
 from sppo_jax.search.make import make_plan
-from sppo_jax.train.kernel_check import check_kernels
+from sppo_jax.train.kernel_check import check_kernels_once
 
 _K = 1024
 _RING = {"sequence": {"kind": "ring", "ring_pass": "kv", "chunks": 2}}
@@ -63,7 +63,7 @@ def run(settings: dict, device: str, emit: Emit) -> None:
     config = _config(settings, DEVICES[device].platform)
     plan = make_plan(config, cluster_of(DEVICES[device], settings["devices"]))
     ready = ready_of(config, plan, lambda: target_here(device, settings["devices"]))
-    check_kernels(config, plan, jax.devices()[0])
+    check_kernels_once(config, plan, jax.devices()[0])
     what = f"{config.model.num_layers} layers, {plan.kernel}, {plan.sequence_kind}, {plan.mesh.num_devices} devices"
     emit({"what": what, "stash": "planned"} | measure(ready, device))
 

@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import os
 import warnings
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,7 +14,7 @@ from sppo_jax.config.stretch import warn_beyond_length
 from sppo_jax.files.paths import local_path
 from sppo_jax.plan.plan import Plan
 from sppo_jax.processes.distributed import local_devices
-from sppo_jax.processes.prepare import add_xla_flag
+from sppo_jax.processes.environment import simulate_devices
 from sppo_jax.search.given import contradicted
 from sppo_jax.search.make import check_plan
 
@@ -67,14 +66,13 @@ def config_parser(command: str, description: str) -> Parser:
     return parser
 
 
-def load(args: argparse.Namespace, *, together: bool = False) -> Config:
-    """Reads the config and simulates the devices that the config asks for; call it before jax is imported.
+def load(args: argparse.Namespace) -> Config:
+    """Reads the config, and warns of settings that change nothing.
 
     Args:
         args: the words parsed by a `config_parser`; a `cluster` among them replaces hardware.cluster, and a `length`
             replaces sequence.length. With a `length`, None or not, the config may also be a folder, hf:FOLDER. The name
             of a shipped config becomes its path.
-        together: whether the devices are those of all processes of a run; `distributed.start` comes next.
     """
     options = {"hardware.cluster": getattr(args, "cluster", None), "sequence.length": getattr(args, "length", None)}
     overrides = [*args.overrides, *(f"{name}={value}" for name, value in options.items() if value)]
@@ -90,10 +88,19 @@ def load(args: argparse.Namespace, *, together: bool = False) -> Config:
     warn_beyond_length(config)
     for line in inert_settings(config):
         warnings.warn(line, stacklevel=2)
-    if config.train.num_simulated_devices:
-        num_devices = config.train.num_simulated_devices
-        simulate_devices(local_devices(num_devices) if together else num_devices)
     return config
+
+
+def simulate(config: Config, *, together: bool = False) -> None:
+    """Simulates the devices that a config asks for, if it asks for some; call it before jax is imported.
+
+    Args:
+        config: all settings.
+        together: whether the devices are those of all processes of a run; `distributed.start` comes next.
+    """
+    num_devices = config.train.num_simulated_devices
+    if num_devices:
+        simulate_devices(local_devices(num_devices) if together else num_devices)
 
 
 def folder_settings(folder: str) -> dict[str, Any]:
@@ -104,14 +111,6 @@ def folder_settings(folder: str) -> dict[str, Any]:
     """
     length = read_num_positions(local_path(folder, "the folder of hf:FOLDER"))
     return {"model": {"hf": folder}, "sequence": {"length": length}, "train": {"steps": 1}}
-
-
-def simulate_devices(num_devices: int) -> None:
-    """Makes jax, which is not imported yet, see `num_devices` devices on the CPU."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    add_xla_flag("--xla_force_host_platform_device_count", num_devices, replace=True)
-    # With fewer cores than devices a collective waits for devices that have not had their turn: allow more time.
-    add_xla_flag("--xla_cpu_collective_call_terminate_timeout_seconds", 600)
 
 
 def read_plan(path: Path, config: Config) -> Plan:

@@ -1,7 +1,6 @@
 """`sppo convert`: models from Hugging Face folders and back; on the CPU, with one copy of the model in memory."""
 
 import dataclasses
-import os
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from sppo_jax.files.paths import local_path
 from sppo_jax.files.whole import parse_json
 from sppo_jax.models.counts import num_params
 from sppo_jax.models.hf.tokenizer import check_tokenizer, copy_tokenizer
+from sppo_jax.processes.environment import use_cpu
 
 _LENGTH = 4096
 
@@ -52,7 +52,7 @@ def run(words: Sequence[str]) -> int:
     )
     args = parser.parse_args(words)
     # Host memory is larger than a device's; jax is not imported yet.
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    use_cpu()
     commands: Mapping[str, Callable[[Namespace], None]] = {"from-hf": _from_hf, "to-hf": _to_hf}
     commands[args.kind](args)
     return DONE

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from sppo_jax.commands.command import DONE, config_parser, load
-from sppo_jax.data.open import open_data, write_parts
+from sppo_jax.data.open import prepare_data, write_parts
 from sppo_jax.data.storage.parts import parse_part
 from sppo_jax.data.summary.summary import as_dict, drawn, summarize
 from sppo_jax.files.whole import json_text
@@ -25,7 +25,7 @@ def run(words: Sequence[str]) -> int:
         lines = write_parts(config, parse_part(args.part))
         print(json_text({"parts": lines}, indent=2) if args.json else "\n".join(lines))
         return DONE
-    data = open_data(config)
+    data = prepare_data(config)
     summary = summarize(config, data) if data.sources else drawn(config, data)
     lines = {"groups": teams_line(config, data.training), "trained": trained_line(config, summary)}
     if args.json:

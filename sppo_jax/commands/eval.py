@@ -9,11 +9,11 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sppo_jax.commands.command import DONE, FAILED, Parser, simulate_devices, some_path
+from sppo_jax.commands.command import DONE, FAILED, Parser, some_path
 from sppo_jax.files.format_bytes import NOT_FINITE, format_figure
 from sppo_jax.files.whole import finite, json_text, parse_json, write_whole
 from sppo_jax.plan.plan import Plan
-from sppo_jax.processes.prepare import set_memory_fraction, skip_cuda_without_driver
+from sppo_jax.processes.environment import set_memory_fraction, simulate_devices, skip_cuda_without_driver
 
 if TYPE_CHECKING:
     from sppo_jax.train.evaluate import Validation
@@ -74,14 +74,11 @@ def _parser() -> Parser:
 
 def _simulate(saved: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """Simulates the devices that the settings ask for; jax is already imported, but has not looked for devices yet."""
-    import jax
-
     from sppo_jax.train.evaluate_saved import saved_config
 
     num_devices = saved_config(saved, overrides).train.num_simulated_devices
     if num_devices:
         simulate_devices(num_devices)
-        jax.config.update("jax_platforms", "cpu")
     skip_cuda_without_driver()
 
 

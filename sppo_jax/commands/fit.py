@@ -12,15 +12,17 @@ from sppo_jax.commands.command import (
     config_parser,
     load,
     read_plan,
+    simulate,
     some_path,
 )
 from sppo_jax.config import Config, load_config
 from sppo_jax.data.summary.known import documents_to_plan_for, planned_for
 from sppo_jax.files.whole import json_text
-from sppo_jax.fit.compiled import MAX_EXPOSED, Fit, compile_plan, prepare_environment
+from sppo_jax.fit.compiled import MAX_EXPOSED, Fit, compile_plan
 from sppo_jax.fit.nearest import Change, nearest_change
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
+from sppo_jax.processes.environment import prepare_to_compile
 from sppo_jax.search.make import make_plan, resolve_cluster
 
 
@@ -28,9 +30,10 @@ def run(words: Sequence[str]) -> int:
     """Compiles, and prints the compiler's figures beside the planner's; returns the exit code."""
     args = _parser().parse_intermixed_args(words)
     config = load(args)
+    simulate(config)
     cluster = resolve_cluster(config)
     plan = read_plan(args.plan, config) if args.plan else make_plan(config, cluster, documents_to_plan_for(config))
-    prepare_environment()
+    prepare_to_compile()
     fit = compile_plan(config, plan, cluster, variants=args.variants)
     change = None if fit.fits or fit.slice_problem else _nearest(args, config, cluster, fit)
     if args.json:

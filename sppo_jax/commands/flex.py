@@ -6,10 +6,10 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from sppo_jax.commands.command import DONE, Parser, config_parser, load, some_path
+from sppo_jax.commands.command import DONE, Parser, config_parser, load, simulate, some_path
 from sppo_jax.commands.outputs import FLEX, Output, check_outputs, files_read
 from sppo_jax.config import Config
-from sppo_jax.data.open import open_data
+from sppo_jax.data.open import prepare_data
 from sppo_jax.data.rows.flex import window_pieces
 from sppo_jax.data.rows.lengths import rows_of_corpus, rows_of_lengths
 from sppo_jax.data.rows.protocol import Rows
@@ -34,6 +34,7 @@ def run(words: Sequence[str]) -> int:
     args = _parser().parse_intermixed_args(words)
     _check(args)
     config = load(args)
+    simulate(config)
     to_file = args.json if args.json != _STDOUT else None
     inputs = [Path(args.config), args.lengths, *files_read(config)]
     check_outputs(Output(option="--json", path=to_file, kind=FLEX), inputs=inputs)
@@ -113,7 +114,7 @@ def _rows(args: Namespace, config: Config, plan: Plan) -> tuple[str, Rows]:
 
 def _data_rows(config: Config) -> Rows:
     try:
-        return open_data(config).training
+        return prepare_data(config).training
     except ValueError as error:
         raise ValueError(f"{error}, or give document lengths with --lengths or --corpus") from error
 

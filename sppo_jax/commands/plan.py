@@ -17,6 +17,7 @@ from sppo_jax.commands.command import (
     config_parser,
     load,
     positive,
+    simulate,
     some_path,
 )
 from sppo_jax.commands.outputs import PAGE, TRACE, Output, check_outputs, files_read
@@ -43,6 +44,7 @@ def run(words: Sequence[str]) -> int:
     """Prints the plan of a config, or the longest sequence and the smallest cluster; returns the exit code."""
     args = _parser().parse_intermixed_args(words)
     config = load(args)
+    simulate(config)
     _say_if_cpu(config)
     check_outputs(
         Output(option="--html", path=args.html, kind=PAGE),

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sppo_jax.commands.command import DONE, config_parser, load, read_plan, some_path
+from sppo_jax.commands.command import DONE, config_parser, load, read_plan, simulate, some_path
 from sppo_jax.data.summary.known import documents_to_plan_for
-from sppo_jax.processes.prepare import skip_cuda_without_driver
+from sppo_jax.processes.environment import skip_cuda_without_driver
 from sppo_jax.search.make import make_plan
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def run(words: Sequence[str]) -> int:
     if not 1 <= args.steps <= _MOST_STEPS:
         raise ValueError(f"--steps must be in 1..{_MOST_STEPS}, got {args.steps}; trace a few steps, e.g. 3")
     config = load(args)
+    simulate(config)
     skip_cuda_without_driver()
     out = args.out or Path("traces") / f"{Path(args.config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     plan = read_plan(args.plan, config) if args.plan else make_plan(config, None, documents_to_plan_for(config))

@@ -15,6 +15,7 @@ from sppo_jax.commands.command import (
     config_parser,
     load,
     read_plan,
+    simulate,
     some_path,
 )
 from sppo_jax.config import Config
@@ -23,8 +24,8 @@ from sppo_jax.hardware import Cluster, visible_gpus
 from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.pinned import refusal
 from sppo_jax.processes import distributed
+from sppo_jax.processes.environment import gpus_may_start, skip_cuda_without_driver
 from sppo_jax.processes.output import Output
-from sppo_jax.processes.prepare import gpus_may_start, set_waiting_limits, skip_cuda_without_driver
 from sppo_jax.report.draw.text_timeline import text_timeline
 from sppo_jax.search.make import resolve_cluster
 
@@ -53,7 +54,8 @@ def run(words: Sequence[str]) -> int:
         raise ValueError(
             f"--resume must be used without --run-dir, got --run-dir {args.run_dir}; leave out one of them"
         )
-    config = load(args, together=True)
+    config = load(args)
+    simulate(config, together=True)
     skip_cuda_without_driver()
     distributed.start(config)
 
@@ -148,7 +150,6 @@ def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> 
         if distributed.is_main():
             print(lack, file=sys.stderr)
         return DOES_NOT_FIT
-    set_waiting_limits(plan, config.train.stall_s)
     experiment = distributed.together(lambda: prepare(config, plan, cluster), is_long=True)
     plan = experiment.plan  # with sequence.groups chosen
     distributed.together(lambda: stack.enter_context(claimed(run_dir)) if distributed.is_main() else None)

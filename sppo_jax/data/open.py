@@ -72,8 +72,10 @@ class Data:
 
 
 @knows_the_model
-def open_data(config: Config) -> Data:
-    """Opens the sources of a config; text is tokenized if it never was.
+def prepare_data(config: Config) -> Data:
+    """Opens the sources of a config, and makes first what is not there yet, which may take hours and much room.
+
+    Files behind addresses are downloaded, and text is tokenized into the cache. `open_data` is the same function.
 
     Raises:
         ValueError: a source is unknown, unreadable or empty, or does not fit the model's vocabulary.
@@ -115,6 +117,9 @@ def open_data(config: Config) -> Data:
     )
 
 
+open_data = prepare_data
+
+
 @knows_the_model
 def write_parts(config: Config, part: Part) -> list[str]:
     """Tokenizes one part of every source into the cache; returns a line for each.
@@ -122,7 +127,7 @@ def write_parts(config: Config, part: Part) -> list[str]:
     A source of fewer files than parts has as many parts as files.
 
     Raises:
-        ValueError: no source has so many files, none is tokenized, or as `open_data`.
+        ValueError: no source has so many files, none is tokenized, or as `prepare_data`.
     """
     data, vocab_size = with_tokenizer(config), config.model.vocab_size
     encoder = functools.cache(lambda: open_encoder(data, vocab_size=vocab_size))

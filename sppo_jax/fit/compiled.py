@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 import warnings
@@ -22,7 +21,6 @@ from sppo_jax.fit.thunks import graphed_loops
 from sppo_jax.hardware import Cluster, pool_bytes
 from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.seconds.costs import without_scores
-from sppo_jax.processes.prepare import add_xla_flag, warn_of_unknown_flags
 from sppo_jax.search.evaluate import costs_of
 from sppo_jax.search.space.request import COMPUTE_BYTES
 
@@ -235,24 +233,10 @@ def _under(name: str, lines: list[str]) -> list[str]:
     return [f"{name if number == 0 else '':22}  {line}" for number, line in enumerate(lines)]
 
 
-def prepare_environment() -> None:
-    """Sets the environment before jax looks for devices, so that jax looks for no accelerator."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["TPU_SKIP_MDS_QUERY"] = "1"
-    os.environ.setdefault(
-        "ALLOW_MULTIPLE_LIBTPU_LOAD", "1"
-    )  # else a second process of this machine ends at libtpu's lock
-    warn_of_unknown_flags()
-    from sppo_jax.compat import deviceless_flags  # imports jax, which reads JAX_PLATFORMS
-
-    for name, value in deviceless_flags().items():
-        add_xla_flag(name, value)
-
-
 def compile_plan(config: Config, plan: Plan, cluster: Cluster, *, variants: bool = False) -> Fit:
     """Compiles the train step of a plan for a cluster that need not exist.
 
-    Call `prepare_environment` before jax is first imported.
+    Call `processes.environment.prepare_to_compile` before jax is first imported.
 
     Args:
         config: the model and the optimizer.

@@ -68,7 +68,7 @@ from sppo_jax.pipeline.state import TrainingState, evaluation_state, training_st
 from sppo_jax.pipeline.traced import loss_scale, unmapped, without_wrong
 from sppo_jax.plan.parts import cache_head_dim
 from sppo_jax.plan.plan import Plan
-from sppo_jax.processes.prepare import check_memory_limits
+from sppo_jax.processes.environment import check_memory_limits
 from sppo_jax.program.counters import needs_tables
 from sppo_jax.program.program import lower
 from sppo_jax.program.ring import AttentionShape, mixed_shape

@@ -32,8 +32,8 @@ from sppo_jax.hardware import (
     visible_gpus,
 )
 from sppo_jax.hardware.present import Gpu
+from sppo_jax.processes.environment import gpus_may_start, joined, set_limits
 from sppo_jax.processes.launchers import find_place
-from sppo_jax.processes.prepare import gpus_may_start, joined, set_memory_limits
 from sppo_jax.processes.rendezvous import Absent, join_address, meet, split_address
 from sppo_jax.processes.stopping import AGREES, STOPPED, in_force, write_last
 from sppo_jax.version import __version__
@@ -386,7 +386,7 @@ def cluster(config: Config) -> Cluster | None:
 
     counted = together(_counted_gpus)
     if "0" in exchange(str(len(counted))):
-        device, count = together(_started_devices)  # all of them: backends that start wait for each other
+        device, count = together(_start_devices)  # all of them: backends that start wait for each other
     else:
         device, count = together(lambda: device_of(counted)), len(counted)
     mine = socket.gethostname(), device.name, count, machine.host_bytes(), device.hbm_bytes
@@ -410,11 +410,11 @@ def _counted_gpus() -> Sequence[Gpu]:
     return gpus if ids is None else gpus[: len(ids)]
 
 
-def _started_devices() -> tuple[Device, int]:
+def _start_devices() -> tuple[Device, int]:
     """Returns what this process's devices are and how many; they start now."""
     import jax
 
-    set_memory_limits(None)
+    set_limits(None)
     devices = jax.local_devices()
     gpus = visible_gpus() if devices[0].platform == "gpu" else None
     return device_of(gpus) if gpus else find_device(devices[0].device_kind), len(devices)

@@ -17,9 +17,7 @@ One process a GPU has no such meeting: only devices of one process meet.
 from __future__ import annotations
 
 import math
-import os
 import warnings
-from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,31 +56,39 @@ def waiting_limit_s(plan: Plan | None, given: float | str = AUTO) -> int:
     return math.ceil(limit_s) + _AFTER_THE_WATCHDOG_S
 
 
-def prepare(plan: Plan | None, given: float | str, add_flag: Callable[[str, object], None]) -> None:
-    """Sets the limits, and has CUDA load all kernels at the start, where several GPUs may run a plan.
+def variables(plan: Plan | None) -> dict[str, str]:
+    """Returns the variables with which CUDA loads all kernels at the start, where several GPUs may run a plan.
 
     CUDA loads a kernel at its first call by default. Loading may wait for the kernels that run on the device, and a
     collective among these may wait for another device: a deadlock (openxla/xla#38932). One GPU runs no collective.
-    What the user has set stays. Call it before jax looks for devices.
+
+    Args:
+        plan: the plan; None if it is not known yet.
+    """
+    return {_LOADING: "EAGER"} if _may_wait(plan) else {}
+
+
+def waiting_flags(plan: Plan | None, given: float | str) -> dict[str, int]:
+    """Returns XLA's limits of waiting in seconds, by flag, where several GPUs may run a plan.
 
     Args:
         plan: the plan; None if it is not known yet.
         given: `train.stall_s`.
-        add_flag: adds a flag to XLA_FLAGS, unless the user has set the flag.
     """
-    if (plan is not None and plan.mesh.num_devices == 1) or not _has_gpu_plugin():
-        return
-    if not os.environ.get(_LOADING):
-        os.environ[_LOADING] = "EAGER"
+    if not _may_wait(plan):
+        return {}
     if not _FIRST_KNOWN <= jaxlib_version()[:2] <= _LAST_KNOWN:
         warnings.warn(
             f"XLA may end a process whose GPUs wait 30 s for each other; jaxlib must be 0.10 to 0.12 to get longer "
             f"limits, got {version('jaxlib')}; add {' and '.join(WAITING_FLAGS)} to XLA_FLAGS if jaxlib knows them",
             stacklevel=4,
         )
-        return
-    for name in WAITING_FLAGS:
-        add_flag(name, waiting_limit_s(plan, given))
+        return {}
+    return dict.fromkeys(WAITING_FLAGS, waiting_limit_s(plan, given))
+
+
+def _may_wait(plan: Plan | None) -> bool:
+    return (plan is None or plan.mesh.num_devices > 1) and _has_gpu_plugin()
 
 
 def _has_gpu_plugin() -> bool:

@@ -21,7 +21,7 @@ from sppo_jax.compat import in_host_memory, to_host
 from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.hardware import machine
 from sppo_jax.plan.plan import Plan
-from sppo_jax.processes.prepare import pool_requests
+from sppo_jax.processes.environment import pool_requests
 
 _ROW = 2**18  # uint32 elements of a MiB
 _MIB = 2**20
@@ -47,6 +47,12 @@ def fill_pools(plan: Plan, devices: Sequence[jax.Device]) -> None:
             list(threads.map(partial(fill, requests), devices))
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(_problem(sum(requests), len(devices), str(error).splitlines()[0][:200])) from None
+
+
+def fill_pools_of_mesh(plan: Plan) -> None:
+    """Fills the pools of this process's devices in a plan's mesh, of the first devices that jax finds."""
+    devices = jax.devices()[: plan.mesh.num_devices]
+    fill_pools(plan, [device for device in devices if device.process_index == jax.process_index()])
 
 
 def _problem(num_bytes: int, num_devices: int, why: str) -> str:

@@ -12,17 +12,18 @@ from flax import nnx
 
 from sppo_jax.config import Config, ConfigError, config_from_dict
 from sppo_jax.data.ends import warn_of_other_ends
-from sppo_jax.data.open import open_data
+from sppo_jax.data.open import prepare_data
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import api
 from sppo_jax.pipeline.params import layout, storage
 from sppo_jax.plan.parts import model_shape
 from sppo_jax.plan.plan import Plan
+from sppo_jax.processes.prepare import prepare_process
 from sppo_jax.search.make import check_plan, make_plan
 from sppo_jax.train.checkpoints import layer_order
 from sppo_jax.train.checkpoints.read import load_params
 from sppo_jax.train.evaluate import Validation, validate
-from sppo_jax.train.kernel_check import check_kernels
+from sppo_jax.train.kernel_check import check_kernels_once
 from sppo_jax.train.one_document import for_documents
 
 # Sections that say how devices share the work: the planner chooses them if the devices differ from the run's.
@@ -86,7 +87,7 @@ def evaluate_saved(checkpoint: Path, config: Config, plan: Plan, fingerprint: st
     Raises:
         ValueError: nothing is held out, or the checkpoint is torn or of another model.
     """
-    data = open_data(config)
+    data = prepare_data(config)
     warn_of_other_ends(config, data.fingerprint, fingerprint)
     held_out = data.validation
     if held_out is None:
@@ -96,8 +97,9 @@ def evaluate_saved(checkpoint: Path, config: Config, plan: Plan, fingerprint: st
             "data.validation_fraction, or set data.validation_source"
         )
     plan = for_documents(plan, data)
-    mesh, model = layout.make_mesh(plan, trains=False), build_model(config, abstract=True)
-    check_kernels(config, plan, mesh.local_devices[0])
+    prepare_process(plan, trains=False)
+    mesh, model = layout.make_mesh(plan), build_model(config, abstract=True)
+    check_kernels_once(config, plan, mesh.local_devices[0])
     shapes = nnx.state(model, nnx.Param)
     params = load_params(checkpoint, shapes, storage.stored_shapes(plan, shapes, mesh, in_order=True))
     params = layer_order.rearrange(params, storage.stored_shapes(plan, shapes, mesh))

@@ -39,7 +39,7 @@ _PLATFORMS = {"cudnn": ("gpu", "cuda"), "pallas": ("tpu",)}
 _MOST_KV_HEADS = 8
 
 
-def check_kernels(config: Config, plan: Plan, device: jax.Device) -> None:
+def check_kernels_once(config: Config, plan: Plan, device: jax.Device) -> None:
     """Checks on a device each call of the kernel that a plan makes there; does nothing if it is not a checked one.
 
     Args:

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from sppo_jax.config import Config
 from sppo_jax.data.ends import earlier_end_token
 from sppo_jax.data.loader import Loader
-from sppo_jax.data.open import open_data
+from sppo_jax.data.open import prepare_data
 from sppo_jax.data.rows.flex import FlexRows, check_start, window_pieces
 from sppo_jax.data.rows.protocol import Rows
 from sppo_jax.flex.choose import gain, with_teams
@@ -29,6 +29,7 @@ from sppo_jax.pipeline import api
 from sppo_jax.pipeline.params import layout, storage
 from sppo_jax.plan.plan import Plan
 from sppo_jax.processes import distributed
+from sppo_jax.processes.prepare import prepare_process
 from sppo_jax.rules import Facts, broken
 from sppo_jax.search.make import costs_of
 from sppo_jax.train.checkpoints import layer_order
@@ -37,7 +38,7 @@ from sppo_jax.train.checkpoints.read import Restored, checkpoint_steps, other_fo
 from sppo_jax.train.checkpoints.run_dir import checkpoint_directory
 from sppo_jax.train.checkpoints.save import ONE_PASS
 from sppo_jax.train.evaluate import Scores
-from sppo_jax.train.kernel_check import check_kernels
+from sppo_jax.train.kernel_check import check_kernels_once
 from sppo_jax.train.one_document import for_documents
 from sppo_jax.train.placement import local_rows
 from sppo_jax.train.rate import rate_change
@@ -83,7 +84,7 @@ _WINDOWS_LOOKED_AT = 4
 
 
 def prepare(config: Config, plan: Plan, cluster: Cluster | None = None) -> Experiment:
-    """Loads the data, chooses teams where the config leaves that open, and builds the model's programs for a plan.
+    """Loads the data, chooses teams, prepares the process, and builds the model's programs for a plan.
 
     Args:
         config: all settings.
@@ -93,11 +94,12 @@ def prepare(config: Config, plan: Plan, cluster: Cluster | None = None) -> Exper
     Raises:
         ValueError: config, plan, data and devices do not fit together.
     """
-    data = open_data(config)
+    data = prepare_data(config)
     plan = for_documents(plan, data)
     plan, training = _with_teams(config, plan, data.training, cluster)
+    prepare_process(plan, stall_s=config.train.stall_s)
     mesh = layout.make_mesh(plan)
-    check_kernels(config, plan, mesh.local_devices[0])
+    check_kernels_once(config, plan, mesh.local_devices[0])
     rows = local_rows(mesh, config.num_sequences)
     model = build_model(config, abstract=True)
     params = nnx.state(model, nnx.Param)

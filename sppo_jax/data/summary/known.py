@@ -59,7 +59,7 @@ def made_known(config: Config) -> Documents | None:
     Of a source behind an address, too, whose lengths are known only while it is open.
 
     Raises:
-        ValueError: as `open_data`.
+        ValueError: as `prepare_data`.
     """
 
     def opened(encoder: Callable[[], Encoder], name: str, data: DataConfig) -> Corpus:

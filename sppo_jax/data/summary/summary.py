@@ -127,7 +127,7 @@ def summarize(config: Config, data: Data) -> Summary:
 
     Args:
         config: the config of the run.
-        data: data from `open_data`.
+        data: data from `prepare_data`.
     """
     run_sequences = config.train.steps * config.num_sequences
     rows = data.training
@@ -165,7 +165,7 @@ def drawn(config: Config, data: Data) -> Summary:
 
     Args:
         config: the config of the run.
-        data: data from `open_data`, without sources.
+        data: data from `prepare_data`, without sources.
     """
     sequence, pieces, num_pieces = _pieces(data)
     return Summary(

@@ -19,8 +19,6 @@ from jax.sharding import PartitionSpec as P
 from sppo_jax.models.leaves import part_of
 from sppo_jax.pipeline.block import Weights
 from sppo_jax.plan.plan import Plan
-from sppo_jax.processes.host_pool import fill_pools
-from sppo_jax.processes.prepare import set_memory_limits
 
 SEQ = ("ring", "ulysses")
 
@@ -34,21 +32,17 @@ class Physical(NamedTuple):
     head_VD: jax.Array | None
 
 
-def make_mesh(plan: Plan, devices=None, *, trains: bool = True) -> Mesh:
-    """Makes the mesh (data, pipe, seq) of a plan.
+def make_mesh(plan: Plan, devices=None) -> Mesh:
+    """Makes the mesh (data, pipe, seq) of a plan, and nothing else; on GPUs call `sppo_jax.prepare_process` before.
 
     Args:
         plan: gives the axis sizes.
         devices: the devices to use, outermost axis first; by default the first of `jax.devices()`.
-        trains: whether steps will train; then pools of pinned memory that start now are filled, see `host_pool`.
 
     Raises:
         ValueError: there are fewer devices than the mesh needs.
     """
-    pools_are_new = False
-    if devices is None:
-        pools_are_new = set_memory_limits(plan)
-        devices = jax.devices()
+    devices = jax.devices() if devices is None else devices
     shape = (plan.mesh.data, plan.mesh.pipe, plan.mesh.seq)
     needed = int(np.prod(shape))
     if len(devices) < needed:
@@ -58,10 +52,7 @@ def make_mesh(plan: Plan, devices=None, *, trains: bool = True) -> Mesh:
             f"exceed the number of devices, got {len(devices)}; lower an axis, or simulate more with "
             f"train.devices=cpu:{needed}"
         )
-    mesh = Mesh(np.asarray(devices[:needed]).reshape(shape), ("data", "pipe", "seq"), axis_types=(AxisType.Auto,) * 3)
-    if pools_are_new and trains:
-        fill_pools(plan, mesh.local_devices)
-    return mesh
+    return Mesh(np.asarray(devices[:needed]).reshape(shape), ("data", "pipe", "seq"), axis_types=(AxisType.Auto,) * 3)
 
 
 def inner_mesh(mesh: Mesh, plan: Plan) -> Mesh:

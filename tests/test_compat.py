@@ -200,7 +200,10 @@ def test_two_versions_fuse_products_as_a_newer_one_does_without_a_gpu(version):
     assert deviceless_flags(version) == {"--xla_gpu_autotune_level": 0, "--xla_gpu_experimental_gemm_fusion_v2": "true"}
 
 
-@pytest.mark.parametrize("platforms", ["cuda", "rocm", "there-is-none", "there-is-none,cpu"])
+@pytest.mark.parametrize(
+    "platforms",
+    ["cuda", "there-is-none,cpu", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rocm", "there-is-none"))],
+)
 def test_a_platform_that_is_not_there_is_wrong_input(platforms, tmp_path):
     """In a process of its own, because a backend starts once."""
     command = [sys.executable, "-m", "sppo_jax.cli", "profile", "--quick", "--out", tmp_path / "profile.json"]

@@ -70,7 +70,7 @@ def test_a_part_that_is_none_is_refused(text):
     assert parse_part("3/64") == Part(number=3, count=64)
 
 
-@pytest.mark.parametrize(("place", "count"), [("directory", 64), ("bucket", 4)])
+@pytest.mark.parametrize(("place", "count"), [pytest.param("directory", 64, marks=pytest.mark.slow), ("bucket", 4)])
 def test_parts_in_any_order_give_what_one_process_gives(s3, tmp_path, monkeypatch, place, count):  # noqa: F811
     write_files(tmp_path / "in", 70)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))

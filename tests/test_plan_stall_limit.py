@@ -29,6 +29,7 @@ LONG_STEPS = (
     "llama3-8b-7m-8gpu",
     "qwen3-32b-8gpu",
 )
+QUICK_TO_PLAN = ("gpt-7b-4m-8gpu", "llama3-8b-1gpu-80g")
 
 
 def a_plan(*, step_s, host_gb=0.0, mesh=(1, 2, 1)):
@@ -77,7 +78,9 @@ def test_a_limit_below_the_step_is_warned_of(given, warned):
         assert "train.stall_s=auto (8000 s)" in problem
 
 
-@pytest.mark.parametrize("name", LONG_STEPS)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK_TO_PLAN else pytest.param(name, marks=pytest.mark.slow) for name in LONG_STEPS]
+)
 def test_the_limit_of_a_config_is_above_its_step(name):
     config = load_config(REPO / "configs" / f"{name}.yaml", [])
     plan = search(config).plan

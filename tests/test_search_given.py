@@ -65,6 +65,7 @@ SLOW = (
     "two sequences",
     "the paper's rules",
     "all computed again",
+    "one layer",
 )
 SOME = [pytest.param(base, marks=[pytest.mark.slow] if base in SLOW else []) for base in BASES]
 

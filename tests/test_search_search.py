@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,9 @@ def config(model=TINY, length=4096, **groups):
 
 def large(preset="gpt-7b", cluster="a100-80g:16x8", length=2**22, **groups):
     return config({"preset": preset}, length, hardware={"cluster": cluster, **groups.pop("hardware", {})}, **groups)
+
+
+once = lru_cache(maxsize=None)(search)  # for tests that patch nothing: each config is searched once
 
 
 def small(num_devices=4, **figures):
@@ -109,7 +113,7 @@ def crossed(*settings):
 
 @pytest.mark.parametrize(
     ("figures", "per_step", "balance"),
-    crossed((0, "auto", (0, 3, 4)), (4, "auto", ()), (0, "cost", (0,))),
+    crossed((0, "auto", (0, 4)), (4, "auto", ()), (0, "cost", ())),
 )
 def test_nothing_is_faster_than_what_is_found(figures, per_step, balance):
     cluster = small(platform="gpu", **figures)  # no CPU: chunks of equal cost are tried
@@ -390,7 +394,10 @@ def test_bounds_of_waves_of_a_large_model_are_below_what_they_bound(length):
     assert {one.wave for one in bounded(request, 7)} == {1, 2, 4, 8}
 
 
-@pytest.mark.parametrize(("preset", "length"), [("gpt-13b", 2**19), ("llama2-7b", 2**17), ("llama2-70b", 2**20)])
+@pytest.mark.parametrize(
+    ("preset", "length"),
+    [("gpt-13b", 2**19), ("llama2-7b", 2**17), pytest.param("llama2-70b", 2**20, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("sequence", [{}, {"kind": "ring"}])
 def test_bounds_of_chunks_of_equal_cost_are_below_what_they_bound(preset, length, sequence):
     groups = {**SEVERAL, "sequence": {"balance": "cost", **sequence}}
@@ -416,7 +423,7 @@ def test_bounds_of_breadth_first_plans_are_below_what_they_bound(length, sequenc
 
 def test_a_breadth_first_plan_is_found_where_no_other_fits():
     asked = large("llama3-8b", "h100:1x8", 2**21)
-    found, kept = search(asked), search(large("llama3-8b", "h100:1x8", 2**21, stash={"kv": "keep"}))
+    found, kept = search(asked), once(large("llama3-8b", "h100:1x8", 2**21, stash={"kv": "keep"}))
     assert found.fits and not kept.fits
     plan = found.plan
     assert (plan.schedule.name, plan.stash.kv) == ("breadth-first", "rebuild") and plan.schedule.interleave > 1
@@ -482,7 +489,7 @@ def test_chunks_wait_on_the_host_where_asked():
 
 def test_the_faster_order_is_chosen():
     def searched(length, **groups):
-        return search(large("llama3-8b", "h100:1x8", length, **groups))
+        return once(large("llama3-8b", "h100:1x8", length, **groups))
 
     faster, other, slower = searched(2**19), searched(2**19, stash={"kv": "keep"}), searched(2**15)
     assert faster.plan.schedule.name == "breadth-first" != other.plan.schedule.name
@@ -554,7 +561,7 @@ def test_the_optimizer_waits_on_the_host_where_nothing_fits_otherwise():
 
 def test_weights_are_gathered_by_groups_where_a_stage_has_several_devices():
     found, resident = (
-        search(large("llama3-8b", "h100:1x8", 5 * 2**20, mesh={"weights": weights})) for weights in ("auto", "resident")
+        once(large("llama3-8b", "h100:1x8", 5 * 2**20, mesh={"weights": weights})) for weights in ("auto", "resident")
     )
     assert (found.plan.weights, resident.plan.weights, found.plan.mesh.pipe) == ("gathered", "resident", 1)
     assert found.fits and found.plan.predicted.step_s < resident.plan.predicted.step_s
@@ -593,7 +600,7 @@ def test_the_optimizer_on_the_host_lets_one_device_train_what_it_cannot_hold():
 
 def test_attention_outputs_of_late_chunks_wait_where_memory_is_left():
     def searched(**groups):
-        return search(large("llama3-8b", "h100:1x8", 5 * 2**20, **groups))
+        return once(large("llama3-8b", "h100:1x8", 5 * 2**20, **groups))
 
     found, all_of_them = searched(), searched(stash={"inputs": "host", "attention": "host"})
     plan, num_chunks = found.plan, len(found.plan.chunk_lengths)
@@ -664,7 +671,7 @@ def test_the_ticks_of_a_stream_are_those_of_the_table(pipe, groups, chunks):
         pytest.param(large(), 25, marks=pytest.mark.slow),
         (large(schedule=PLAIN), 25),
         pytest.param(large("llama2-70b", "a100-80g:128x8"), 55, marks=pytest.mark.slow),
-        (large("qwen3-32b", "a100-80g:128x8"), 55),
+        pytest.param(large("qwen3-32b", "a100-80g:128x8"), 55, marks=pytest.mark.slow),
     ],
 )
 def test_few_of_the_choices_are_simulated(monkeypatch, asked, most):
@@ -676,7 +683,7 @@ def test_few_of_the_choices_are_simulated(monkeypatch, asked, most):
 
 
 def test_seven_billion_at_four_million_tokens_fit_on_128_devices():
-    found = search(large())
+    found = once(large())
     assert found.fits and found.problem == found.stopped_by == "" and found.num_considered > 1000
     assert found.memory.hbm_bytes <= 80e9 and found.memory.host * 8 <= 2e12
     assert found.plan.mesh.pipe * found.plan.mesh.seq == 128
@@ -686,7 +693,7 @@ def test_seven_billion_at_four_million_tokens_fit_on_128_devices():
     ("asked", "simpler"),
     [
         (large(schedule=PLAIN, hardware=ROOMY), "has fewer chunks"),
-        (large(length=3 * 2**20, stash={"kv": "keep"}), "has 1 fewer mechanism"),
+        pytest.param(large(length=3 * 2**20, stash={"kv": "keep"}), "has 1 fewer mechanism", marks=pytest.mark.slow),
     ],
 )
 def test_of_plans_within_half_a_percent_the_simplest_is_chosen(monkeypatch, asked, simpler):
@@ -707,7 +714,7 @@ def test_of_plans_within_half_a_percent_the_simplest_is_chosen(monkeypatch, aske
 
 
 def test_others_are_distinct_ordered_and_say_why():
-    found = search(large())
+    found = once(large())
     assert len(found.rejected) == 5
     steps = [other.step_s for other in found.rejected]
     assert steps == sorted(steps)
@@ -728,7 +735,7 @@ def test_others_are_distinct_ordered_and_say_why():
 
 
 def test_what_the_search_used_can_be_had_again():
-    asked = large(length=2**19, cluster="a100-80g:4x8")
+    asked = large(length=2**18, cluster="a100-80g:1x8")
     plan = Plan.from_json(search(asked).plan.to_json())
     assert memory_of(plan, asked).hbm_bytes == plan.predicted.hbm_bytes[0]
     overhead_s = costs_of(plan, asked).step_overhead_s()
@@ -739,7 +746,7 @@ PINS = [
     ("mesh", "pipe", 4, lambda plan: plan.mesh.pipe),
     ("mesh", "seq", 4, lambda plan: plan.mesh.seq),
     ("sequence", "chunks", 32, lambda plan: len(plan.chunk_lengths)),
-    ("sequence", "chunks", (2**18, 2**18), lambda plan: plan.chunk_lengths),
+    ("sequence", "chunks", (2**17, 2**17), lambda plan: plan.chunk_lengths),
     ("sequence", "kind", "ring", lambda plan: plan.sequence_kind),
     ("sequence", "ulysses", 2, lambda plan: plan.ulysses),
     ("sequence", "per_pipeline", 2, lambda plan: plan.sequences_per_pipeline),
@@ -755,10 +762,10 @@ PINS = [
 
 @pytest.mark.parametrize(("group", "key", "value", "of"), PINS, ids=[f"{pin[0]}.{pin[1]}" for pin in PINS])
 def test_the_rest_is_searched_around_a_pin(group, key, value, of):
-    found = search(large(length=2**19, cluster="a100-80g:4x8", **{group: {key: value}}))
+    found = search(large(length=2**18, cluster="a100-80g:1x8", **{group: {key: value}}))
     assert of(found.plan) == value
     assert {of(other.plan) for other in found.rejected} <= {value}
-    assert found.plan.mesh.data * found.plan.mesh.pipe * found.plan.mesh.seq == 32
+    assert found.plan.mesh.data * found.plan.mesh.pipe * found.plan.mesh.seq == 8
 
 
 @pytest.mark.parametrize(
@@ -788,7 +795,7 @@ def test_a_pin_that_stops_every_plan_is_named(groups, words):
     ],
 )
 def test_a_pin_that_rules_breadth_first_out_is_named(groups, words):
-    found = search(large("llama3-8b", "h100:1x8", 2**21, **groups))
+    found = once(large("llama3-8b", "h100:1x8", 2**21, **groups))
     assert not found.fits and words in found.problem
 
 
@@ -965,7 +972,7 @@ def test_waves_are_searched_and_chosen_where_they_are_faster(preset, length, seq
 
     def found(balance="auto", **schedule):
         several = {"sequence": {"per_pipeline": sequences, "balance": balance}, "schedule": schedule}
-        return search(large(preset, "a100-80g:8x8", length, **SEVERAL, **several))
+        return once(large(preset, "a100-80g:8x8", length, **SEVERAL, **several))
 
     free, plain = found(), found(wave=1)
     # Chunks of equal cost, which a step without waves may have, gain some of it too.
@@ -979,9 +986,9 @@ def test_waves_are_searched_and_chosen_where_they_are_faster(preset, length, seq
 
 
 def test_a_wave_has_its_reason():
-    groups = {**SEVERAL, "sequence": {"per_pipeline": 4}}
+    groups = {**SEVERAL, "sequence": {"per_pipeline": 4, "balance": "auto"}, "schedule": {}}
     asked = large("llama2-7b", "a100-80g:8x8", 2**17, **groups)
-    plan = search(asked).plan
+    plan = once(asked).plan
     assert plan.schedule.wave == 4 and plan.kv_slots >= 4
     assert "4 sequences run as one, so the cost of chunks rises only once for 4 sequences" in plan.reasons["schedule"]
     assert plan.reasons["wave"].startswith("the next best, a wave of ")

@@ -90,7 +90,7 @@ WRITTEN_SLOWLY = {
 # Together they have every pair of features that can stand in one program.
 DRAWN_IN_CI = (155, 826, 1690, 2028, 2778, 2853, 4421, 6384, 7133, 7712, 8410, 8908)
 # Compiled at the normal level in CI, and other draws of CI that take longer at this level.
-AS_USERS, AS_USERS_SLOWLY = (6384, 7712), (826, 2778)
+AS_USERS, AS_USERS_SLOWLY = (7712,), (826, 2778, 6384)
 # Others have them too, in programs that take longer to compile.
 DRAWN_SLOWLY = (49, 180, 223, 228, 721, 1028, 1943, 2086, 2160, 2712, *range(10_000, 10_040))
 SCHEDULES = {"gpipe", "1f1b", "sppo", "seq1f1b", "interleaved-1f1b", "interleaved-seq1f1b"}
@@ -127,7 +127,7 @@ def config_of(case, path):
 
 
 @pytest.mark.filterwarnings("ignore:.*distinct chunk lengths", "ignore:.*changes nothing in this plan")
-@pytest.mark.parametrize("seeds", [DRAWN_IN_CI, DRAWN_SLOWLY, range(300)], ids=["CI", "slow", "others"])
+@pytest.mark.parametrize("seeds", [DRAWN_IN_CI, DRAWN_SLOWLY, range(100)], ids=["CI", "slow", "others"])
 def test_the_planner_takes_every_draw_as_it_is(seeds, tmp_path):
     worked_out = {"predicted", "reasons", "model", "host_arrays", "cluster", "planned_for"}  # no choices
     chosen = {field.name for field in fields(Plan)} - worked_out

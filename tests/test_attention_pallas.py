@@ -92,7 +92,7 @@ def check_seed(seed: int, shapes):
             check_backward(case, of_shape(sizes))
 
 
-@pytest.mark.parametrize("seed,shapes", [(0, SHAPES[:2]), (1, SHAPES[2:4])])
+@pytest.mark.parametrize("seed,shapes", [(0, SHAPES[:2]), pytest.param(1, SHAPES[2:4], marks=pytest.mark.slow)])
 def test_both_kernels_are_plain_attention(seed, shapes):
     check_seed(seed, shapes)
 

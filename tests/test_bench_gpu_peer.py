@@ -141,8 +141,10 @@ def test_a_row_for_each_length():
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 GiB.\nAnd more."),
-        RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA"),
-        MemoryError(),
+        pytest.param(
+            RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA"), marks=pytest.mark.slow
+        ),
+        pytest.param(MemoryError(), marks=pytest.mark.slow),
     ],
 )
 def test_short_memory_ends_the_search_with_a_row(error, failing_at_32):

@@ -65,7 +65,7 @@ def run_limited(folder, limit, cache):
     return subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
 
 
-@pytest.mark.parametrize("suffix", [".bin", ".npy"])
+@pytest.mark.parametrize("suffix", [".bin", pytest.param(".npy", marks=pytest.mark.slow)])
 def test_more_files_of_tokens_than_may_be_open(tmp_path, suffix):
     (tmp_path / "data").mkdir()
     for number in range(600):

@@ -48,9 +48,8 @@ def draw_batch(rng, rows=2, length=70, padding=6):
 @pytest.mark.parametrize(
     "name",
     [
-        "experts",
         "sizes of its own, norms behind",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("hybrid", "four norms")),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("experts", "hybrid", "four norms")),
     ],
 )
 def test_the_dense_model_is_that_of_the_recurrence(x64, name, monkeypatch):

@@ -20,8 +20,8 @@ from sppo_jax.models.moe.balance import Balance, loads_of
 from sppo_jax.pipeline.api import Step, evaluate, value_and_grad
 
 # Both orders of chunks: every kind of sequence, place and router; waves, and chunks that wait on the host.
-DRAWN_IN_CI = (10, 22, 21_114, 21_116, 21_146, 21_249, 21_297)
-DRAWN_SLOWLY = (6, 23, 46, 93, 94, 115, 128, 131, 137, 141, 21_157, *range(20_000, 20_040))
+DRAWN_IN_CI = (10, 22, 21_249, 21_297)
+DRAWN_SLOWLY = (6, 23, 46, 93, 94, 115, 128, 131, 137, 141, 21_114, 21_116, 21_146, 21_157, *range(20_000, 20_040))
 EXPERTS = dict(count=5, chosen=2, size=7, balance=0.3, z=0.02, shared_size=6, shared_gate=True)
 BREADTH_FIRST = dict(
     chunks=(8, 12, 4), mesh=(1, 2, 2), schedule="breadth-first", interleave=2, sequences=2, wave=2, weights="gathered"
@@ -55,6 +55,7 @@ def run_with_totals(plan, model, batch):
     return found, measures.totals
 
 
+@pytest.mark.slow
 def test_the_sums_do_not_depend_on_chunks(x64):
     """So no balance loss does, of either form."""
     model = small_model(experts=EXPERTS, num_layers=2)

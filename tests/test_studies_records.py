@@ -13,7 +13,14 @@ STALE = "bench/results/records.md is stale: make it again with `python -m studie
 ROWS = {record.cell + record.theirs: record for record in records_planned.THROUGHPUT}
 
 
-@pytest.mark.parametrize("name", ["7B, 4M, 64 A800BurstEngine", "Qwen3-8B, 1M, 8 H100TRL", "7B, 1M, 8 A800MEMO"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "7B, 4M, 64 A800BurstEngine",
+        pytest.param("Qwen3-8B, 1M, 8 H100TRL", marks=pytest.mark.slow),
+        "7B, 1M, 8 A800MEMO",
+    ],
+)
 def test_throughput_is_todays(name):
     assert records_planned.throughput_row(ROWS[name]) in read_block(records.PAGE, "records"), STALE
 
@@ -32,6 +39,7 @@ def test_lengths_are_todays(cell, monkeypatch):
     assert_row_of_length(cell, monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_length_of_the_page_fits_today_and_the_next_one_does_not(monkeypatch):
     """Two searches instead of the nine of the whole row, which is a slow test."""
 
@@ -134,7 +142,13 @@ def test_compiled_records_are_of_todays_results():
 PEOPLE = "bench/results/records.md is stale: make it again with `python -m studies.records_people --write`"
 
 
-@pytest.mark.parametrize("model", ["llama3-8b h100:1x8", "qwen3-8b h100:1x8", "qwen3-32b h100:2x8"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "qwen3-8b h100:1x8",
+        *(pytest.param(model, marks=pytest.mark.slow) for model in ("llama3-8b h100:1x8", "qwen3-32b h100:2x8")),
+    ],
+)
 def test_what_people_run_is_todays(model):
     block = read_block(records_people.PAGE, "people")
     assert records_people.assumed().strip() in block, PEOPLE

@@ -165,6 +165,7 @@ def test_other_layers_train_too(case, x64, monkeypatch):
     test_twenty_steps_with_the_optimizer_on_the_host_are_those_of_the_dense_model(x64, "seq", monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_the_optimizer_moved_to_the_device_and_back(x64, monkeypatch, tmp_path):
     """It takes the same steps as a run that stays, and to the last bit where it only stopped."""
     monkeypatch.setattr(streamed_update, "_SLICE_BYTES", 1000)

@@ -87,10 +87,10 @@ def one_core(patch):
 @pytest.mark.parametrize(
     "break_it,found",
     [
-        (one_key_more, "out of the rectangle"),
+        pytest.param(one_key_more, "out of the rectangle", marks=pytest.mark.slow),
         pytest.param(whole_edges, "out of the rectangle", marks=pytest.mark.slow),
         (forgotten_state, "out of the rectangle"),
-        (forgotten_sums, "dK of the rectangle"),
+        pytest.param(forgotten_sums, "dK of the rectangle", marks=pytest.mark.slow),
         pytest.param(forgotten_dq, "dQ of the rectangle", marks=pytest.mark.slow),
         (one_core, "dQ of the rectangle"),
     ],

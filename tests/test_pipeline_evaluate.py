@@ -26,6 +26,7 @@ CASES = {
     ),
     "one stage": (dict(chunks=(12, 20), sequences=2), {}),
 }
+SLOW = ("seq1f1b ulysses", "one stage")
 
 
 def dense_logits(model, batch):
@@ -41,7 +42,7 @@ def batch_with_hits(rng, model):
     return {**batch, "targets": np.where(asked, best, batch["targets"]).astype(np.int32)}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
 def test_losses_and_hits_are_those_of_the_dense_model(x64, name):
     shape, changes = CASES[name]
     plan, model = small_plan(**shape), small_model(vocab_size=VOCAB, **changes)

@@ -20,8 +20,8 @@ from sppo_jax.models.moe.balance import Balance, loads_of
 from sppo_jax.pipeline.api import Step, evaluate, value_and_grad
 
 # Both orders of chunks: every kind of sequence, place and router; waves, and chunks that wait on the host.
-DRAWN_IN_CI = (10, 22, 21_249, 21_297)
-DRAWN_SLOWLY = (6, 23, 46, 93, 94, 115, 128, 131, 137, 141, 21_114, 21_116, 21_146, 21_157, *range(20_000, 20_040))
+DRAWN_IN_CI = (10, 21_249, 21_297)
+DRAWN_SLOWLY = (6, 22, 23, 46, 93, 94, 115, 128, 131, 137, 141, 21_114, 21_116, 21_146, 21_157, *range(20_000, 20_040))
 EXPERTS = dict(count=5, chosen=2, size=7, balance=0.3, z=0.02, shared_size=6, shared_gate=True)
 BREADTH_FIRST = dict(
     chunks=(8, 12, 4), mesh=(1, 2, 2), schedule="breadth-first", interleave=2, sequences=2, wave=2, weights="gathered"
@@ -39,7 +39,8 @@ def test_more_drawn_experts_have_the_dense_loss_and_gradients(seed, request):
     compare(draw_experts(seed), seed, count=2, request=request)
 
 
-@pytest.mark.parametrize("seed", (199, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (130, 81, 188, 215))))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", (199, 130, 81, 188, 215))
 def test_documents_with_members_of_their_own_have_the_dense_gradients(seed, request):
     program = case(seed)
     plan = program.plan | {"kv_grad_dtype": "float32"}

@@ -122,7 +122,8 @@ def test_where_no_cluster_will_do():
 
 # Neither the heads nor the layers nor the length divide by most numbers of devices.
 LITTLE = {"vocab_size": 256, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "mlp_size": 64}
-COUNTS = [*range(1, 33), 72]
+IN_CI = (1, 2, 3, 5, 7, 8, 12, 16, 24, 31, 72)
+COUNTS = [pytest.param(count, marks=[pytest.mark.slow] * (count not in IN_CI)) for count in [*range(1, 33), 72]]
 
 
 def little_config(length=4096, **groups):

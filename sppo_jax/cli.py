@@ -24,6 +24,7 @@ COMMANDS = {
     "init": "write a commented config for a model and devices",
     "configs": "list the configs that come with sppo_jax",
     "data": "tokenize and describe the data of a config",
+    "check": "check that this machine computes, copies and sends right, and how fast",
     "train": "train as a config says; the same run directory continues a run",
     "eval": "validate a checkpoint: loss by position, recall by distance",
     "report": "draw a run as one page",

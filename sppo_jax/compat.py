@@ -1,6 +1,7 @@
 """Differences between jax versions, in one place."""
 
 import contextlib
+import ctypes
 import functools
 import inspect
 import json
@@ -84,8 +85,9 @@ def installed_text(version: tuple[int, ...] | None = None) -> str:
 # cuDNN 9.10.0 and 9.10.1: cudnn-frontend refuses attention. 9.13 and 9.14: illegal access to memory with CUDA graphs,
 # more than 1024 keys and a mask that is not causal (NVIDIA/TransformerEngine#2344), as of tiles of the past. Before
 # 9.18: the backward on Hopper may read a workspace that nobody has written (TransformerEngine#2186, #2448).
-_FAILING_CUDNN = (((9, 10, 0), (9, 10, 2)), ((9, 13, 0), (9, 15, 0)))
-_PROVEN_CUDNN = (9, 18, 0)
+FAILING_CUDNN = (((9, 10, 0), (9, 10, 2)), ((9, 13, 0), (9, 15, 0)))
+PROVEN_CUDNN = (9, 18, 0)
+_NCCL = "libnccl.so.2"
 
 
 def cudnn_version() -> tuple[int, ...] | None:
@@ -106,6 +108,22 @@ def cudnn_version() -> tuple[int, ...] | None:
             f"attention by cuDNN must find cuDNN, got: {reason}; {another_cudnn()}, or plan with model.kernel=blockwise"
         ) from None
     return number // 10000, number // 100 % 100, number % 100
+
+
+def nccl_version() -> tuple[int, ...] | None:
+    """Returns the version of NCCL that a process of jax for CUDA loads, by NCCL's own call; None without it."""
+    from importlib.util import find_spec
+
+    spec = find_spec("nvidia.nccl") if find_spec("nvidia") else None
+    folders = [Path(folder) / "lib" for folder in (spec and spec.submodule_search_locations) or ()]
+    for path in (*(str(folder / _NCCL) for folder in folders), _NCCL):
+        try:
+            library, number = ctypes.CDLL(path), ctypes.c_int(0)
+            library.ncclGetVersion(ctypes.byref(number))
+        except (OSError, AttributeError):
+            continue
+        return number.value // 10000, number.value // 100 % 100, number.value % 100
+    return None
 
 
 def driver_version() -> str:
@@ -133,13 +151,13 @@ def check_cudnn(device: jax.Device, version: tuple[int, ...] | None = None) -> N
     if version is None:
         return
     got = ".".join(map(str, version))
-    if any(first <= version < end for first, end in _FAILING_CUDNN):
+    if any(first <= version < end for first, end in FAILING_CUDNN):
         raise ValueError(
             "attention by cuDNN must not run on cuDNN 9.10.0, 9.10.1, 9.13 or 9.14 (refused by cudnn-frontend, or "
             f"illegal access to memory: NVIDIA/TransformerEngine#2344), got {got}; {another_cudnn()}, or plan with "
             "model.kernel=blockwise"
         )
-    if version < _PROVEN_CUDNN:
+    if version < PROVEN_CUDNN:
         warnings.warn(
             "attention by cuDNN should run on cuDNN 9.18 or newer (the backward of older ones may read "
             f"uninitialized memory, NVIDIA/TransformerEngine#2186), got {got}; {another_cudnn()}",

@@ -219,7 +219,7 @@ def test_the_check_itself_runs_on_a_device_of_this_process(monkeypatch):
     monkeypatch.setattr(check, "PATTERNS", {"few": check.Pattern((5, 9), (5, 4), 0.0)})
     device, drawn, draw = jax.local_devices()[3], [], check._draw
     monkeypatch.setattr(check, "_draw", lambda *asked: drawn.append(draw(*asked)) or drawn[-1])
-    assert check.find_difference(Heads(2, 1, 8), jnp.bfloat16, kernel=PLAIN, device=device) is None
+    assert check.find_difference(Heads(2, 1, 8), jnp.bfloat16, kernel=PLAIN, devices=[device]) is None
     assert len(drawn) == 2 and all(x.devices() == {device} for x in jax.tree.leaves(drawn))
 
 

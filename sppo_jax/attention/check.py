@@ -7,7 +7,7 @@ LSE of its own, is found out.
 Letters: N query heads, K key/value heads, G = N // K, T queries, S keys, H head dim.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from sppo_jax.attention import cudnn
 from sppo_jax.attention.blockwise import merge
@@ -87,39 +88,56 @@ _CALLS = {"rectangle": dict(causal=False), "causal triangle": dict(causal=True)}
 WINDOWS = (24, 150)
 _TINY = 1e-30  # for what is zero
 _NAMES = ("out", "LSE", "dQ", "dK", "dV")
+_AXIS = "device"
 
 
 def find_difference(
-    heads: Heads, dtype, *, has_window: bool = False, kernel: Kernel = FUSED, device: jax.Device | None = None
+    heads: Heads, dtype, *, has_window: bool = False, kernel: Kernel = FUSED, devices: Sequence[jax.Device] = ()
 ) -> str | None:
-    """Compares each call of a kernel with plain attention.
+    """Compares each call of a kernel with plain attention, on all devices at once, with one program.
 
     Args:
         heads: of the calls.
         dtype: of queries, keys and values.
         has_window: whether the calls are those of attention with a window.
         kernel: what to check.
-        device: where; the default device if None.
+        devices: where, all of this process; none: the default device.
 
     Returns:
-        What differs, by how much and in which call; None if nothing differs.
+        What differs, by how much, in which call and on which of several devices; None if nothing differs.
     """
-    on_gpu = device is not None and device.platform in ("gpu", "cuda")
+    on_gpu = bool(devices) and devices[0].platform in ("gpu", "cuda")
+    mesh = Mesh(np.array(devices or jax.devices()[:1]), (_AXIS,), axis_types=(AxisType.Auto,))
     extent = kernel.extent or Extent(NUM_QUERIES, NUM_KEYS, PATTERNS, WINDOWS)
     options = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if on_gpu else None  # compile quickly
-    with jax.default_device(device), jax.default_matmul_precision("highest"):
+    with jax.default_device(mesh.devices[0]), jax.default_matmul_precision("highest"):
         for call, how in _calls(extent.windows if has_window else ()).items():
-            compare = jax.jit(partial(_compare, kernel, how), compiler_options=options)
+            everywhere = _on_each(partial(_compare, kernel, how), mesh)
+            compare = jax.jit(everywhere, compiler_options=options)
             for name, pattern in extent.patterns.items():
                 arrays = _draw(heads, extent, dtype, pattern.score)
                 lengths = pattern.triangle if how["causal"] else pattern.rectangle
                 judged = jax.device_get(compare(arrays, tuple(map(np.int32, lengths))))
-                for result, (element, distance) in zip(_NAMES, judged, strict=True):
-                    if not (element <= 1 and distance <= 1):  # also if one is no number
-                        times = float(np.max((element, distance)))
-                        off = "that is no number" if np.isnan(times) else f"off by {times:.3g} times what rounding does"
-                        return f"{result} of the {call} {off} ({heads}, {name})"
+                for result, errors in zip(_NAMES, judged, strict=True):
+                    times = np.max(errors, axis=0)  # no number if one is none
+                    for number in np.flatnonzero(~(times <= 1)):
+                        off = _off(float(times[number]))
+                        on = f" on device {number}" if len(devices) > 1 else ""
+                        return f"{result} of the {call} {off} ({heads}, {name}){on}"
     return None
+
+
+def _on_each(f: Callable, mesh: Mesh) -> Callable:
+    """Returns a function that does the same on every device, and returns each scalar as a vector of all devices'."""
+
+    def here(*arguments):
+        return jax.tree.map(lambda x: x[None], f(*arguments))
+
+    return jax.shard_map(here, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(_AXIS), check_vma=False)
+
+
+def _off(times: float) -> str:
+    return "that is no number" if np.isnan(times) else f"off by {times:.3g} times what rounding does"
 
 
 def _calls(windows: tuple[int, ...]) -> dict[str, dict]:

@@ -16,6 +16,7 @@ from sppo_jax.files.paths import local_path
 _HEAD_BYTES = 4096
 # A text within the head of each kind of file that commands write.
 PAGE, TRACE, FLEX, FIGURES = "<!doctype html", '"traceEvents"', '"simulated"', '"matmul_flops_s"'
+CHECKED = '"sppo_check"'
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -329,14 +329,21 @@ def attention_work(model: ModelConfig, kernel: str, chunk: int, prefix: int, dty
     return (make, forward), (make_backward, backward)
 
 
-def _stream(timer: Timer, sizes: Sizes, say: Say) -> float:
-    """Adds one array to another, like a sum of gradients: two arrays are read, one is written."""
-    count = sizes.stream_bytes // 4
+def stream_work(num_bytes: int) -> Work:
+    """Returns the arguments of `Timer.seconds` for adding one array to another, like a sum of gradients.
+
+    Args:
+        num_bytes: of each; two are read and one is written.
+    """
 
     def make():
-        return jnp.zeros((count,), jnp.float32), normal(0, (count,), jnp.float32)
+        return jnp.zeros((num_bytes // 4,), jnp.float32), normal(0, (num_bytes // 4,), jnp.float32)
 
-    bytes_s = 3 * 4 * count / timer.seconds(make, lambda state: (state[0] + state[1], state[1]))
+    return make, lambda state: (state[0] + state[1], state[1])
+
+
+def _stream(timer: Timer, sizes: Sizes, say: Say) -> float:
+    bytes_s = 3 * sizes.stream_bytes / timer.seconds(*stream_work(sizes.stream_bytes))
     say(f"device memory: {bytes_s / 1e9:.4g} GB/s")
     return bytes_s
 

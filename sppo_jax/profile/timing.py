@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from sppo_jax.processes import distributed
 
 AXIS = "device"
 # XLA makes no loop of a single turn, and then no copy of the state, which both loops must make.
@@ -47,16 +49,27 @@ class Timer:
             make: makes the state of one device, a tree of arrays; collectives over AXIS are allowed.
             turn: makes the next state; it is compiled twice, in a short loop and in a long one.
         """
+        return _agreed(max(self.device_seconds(make, turn)))
+
+    def device_seconds(self, make: Callable[[], Any], turn: Callable[[Any], Any]) -> list[float]:
+        """Returns the seconds of one turn on each device of this process, while all devices do the same.
+
+        Args: as `seconds`.
+        """
         start = self._begin(make)()
         short = self._turns(turn, _FEW_TURNS).lower(start).compile()
-        _seconds_of(short, start)  # loads what runs
-        one_s = _agreed(_seconds_of(short, start)) / _FEW_TURNS
+        seconds_of(short, start)  # loads what runs
+        one_s = _agreed(max(seconds_of(short, start))) / _FEW_TURNS
         more = min(_MOST_TURNS, max(_FEW_TURNS, round(self.run_s / one_s)))
         long = self._turns(turn, _FEW_TURNS + more).lower(start).compile()
-        runs = [(_seconds_of(short, start), _seconds_of(long, start)) for _ in range(self.runs)]
-        short_s, long_s = (_agreed(statistics.median(times)) for times in zip(*runs, strict=True))
-        # The difference leaves out the start of a run, and the copy of its state.
-        return (long_s - short_s) / more if long_s > short_s else long_s / (_FEW_TURNS + more)
+        runs = [(seconds_of(short, start), seconds_of(long, start)) for _ in range(self.runs)]
+        short_s, long_s = (list(map(statistics.median, zip(*times, strict=True))) for times in zip(*runs, strict=True))
+
+        def turn_s(short: float, long: float) -> float:
+            # The difference leaves out the start of a run, and the copy of its state.
+            return (long - short) / more if long > short else long / (_FEW_TURNS + more)
+
+        return list(map(turn_s, short_s, long_s))
 
     def program(self, make: Callable[[], Any], turn: Callable[[Any], Any]) -> tuple[Callable, tuple[Any, ...]]:
         """Returns the jitted short loop of `seconds`, and its argument's shapes; the devices need not exist."""
@@ -96,14 +109,19 @@ def _row(tree):
     return jax.tree.map(lambda x: jnp.asarray(x)[None], tree)
 
 
-def _seconds_of(step, *args) -> float:
+def seconds_of(step, *args) -> list[float]:
+    """Returns the seconds after which each device of this process has its part of the result."""
     begin = time.perf_counter()
-    jax.block_until_ready(step(*args))
-    return time.perf_counter() - begin
+    shards = jax.tree.leaves(step(*args))[0].addressable_shards
+
+    def wait(shard) -> float:
+        shard.data.block_until_ready()
+        return time.perf_counter() - begin
+
+    with ThreadPoolExecutor(len(shards)) as threads:
+        return list(threads.map(wait, shards))
 
 
 def _agreed(seconds: float) -> float:
     """Returns the longest of all processes' seconds, so that all processes continue with the same value."""
-    if jax.process_count() == 1:
-        return seconds
-    return float(np.max(multihost_utils.process_allgather(np.float32(seconds))))
+    return max(map(float, distributed.exchange(repr(seconds))))

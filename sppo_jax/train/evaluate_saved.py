@@ -99,7 +99,7 @@ def evaluate_saved(checkpoint: Path, config: Config, plan: Plan, fingerprint: st
     plan = for_documents(plan, data)
     prepare_process(plan, trains=False)
     mesh, model = layout.make_mesh(plan), build_model(config, abstract=True)
-    check_kernels_once(config, plan, mesh.local_devices[0])
+    check_kernels_once(config, plan, *mesh.local_devices)
     shapes = nnx.state(model, nnx.Param)
     params = load_params(checkpoint, shapes, storage.stored_shapes(plan, shapes, mesh, in_order=True))
     params = layer_order.rearrange(params, storage.stored_shapes(plan, shapes, mesh))

@@ -1,4 +1,4 @@
-"""A run on GPUs or TPUs begins with a check of attention's kernel, on one device of each process.
+"""A run on GPUs or TPUs begins with a check of attention's kernel, on every device.
 
 A kernel that passed is remembered in a file of the user, for the device, its driver and libraries, and the heads: the
 next run with the same ones does not check again. The kernel for TPUs is our own, so its text counts too.
@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -39,34 +39,41 @@ _PLATFORMS = {"cudnn": ("gpu", "cuda"), "pallas": ("tpu",)}
 _MOST_KV_HEADS = 8
 
 
-def check_kernels_once(config: Config, plan: Plan, device: jax.Device) -> None:
-    """Checks on a device each call of the kernel that a plan makes there; does nothing if it is not a checked one.
+def check_kernels_once(config: Config, plan: Plan, *devices: jax.Device) -> None:
+    """Checks on devices each call of the kernel that a plan makes there; does nothing if it is not a checked one.
 
     Args:
         config: `model.check_kernels` leaves the check out.
         plan: its kernel, and how its heads are spread.
-        device: of this process.
+        devices: all of this process, of one kind.
 
     Raises:
         ValueError: a call fails or differs from plain attention by more than rounding; says which, and what to do.
     """
+    device = devices[0]
     if not config.model.check_kernels or device.platform not in _PLATFORMS.get(plan.kernel, ()):
         return
     dtype, facts, calls = compute_dtype(config.model.compute_dtype), _facts(plan, device), calls_of(config.model, plan)
     kernel = FUSED
     if plan.kernel == "pallas":
-        kernel, facts["blocks"] = _kernel_for_tpus(plan, device, calls, dtype.itemsize)
+        kernel, facts["blocks"] = kernel_for_tpus(plan, device, calls, dtype.itemsize)
     for heads, has_window in calls:
-        passed = {**facts, "heads": list(heads), "dtype": dtype.name, **({"window": True} if has_window else {})}
+        passed = {
+            **facts,
+            "devices": len(devices),
+            "heads": list(heads),
+            "dtype": dtype.name,
+            **({"window": True} if has_window else {}),
+        }
         if _is_remembered(passed):
             continue
-        found = _find(heads, dtype, has_window, kernel, device)
+        found = _find(heads, dtype, has_window, kernel, devices)
         if found is not None:
             raise ValueError(_refusal(plan, found, device, facts))
         _remember(passed)
 
 
-def _kernel_for_tpus(plan: Plan, device: jax.Device, calls, itemsize: int) -> tuple[Kernel, list[int]]:
+def kernel_for_tpus(plan: Plan, device: jax.Device, calls, itemsize: int) -> tuple[Kernel, list[int]]:
     """Returns the kernel with the blocks of the plan's longest chunk, and these blocks."""
     groups = max(heads.num_heads // heads.num_kv_heads for heads, _ in calls)
     longest = max(plan.chunk_lengths)
@@ -112,9 +119,9 @@ def heads_of(model: ModelConfig, plan: Plan) -> list[Heads]:
     return [spread] if plan.groups == "static" or spread == alone else [spread, alone]
 
 
-def _find(heads: Heads, dtype, has_window: bool, kernel: Kernel, device: jax.Device) -> str | None:
+def _find(heads: Heads, dtype, has_window: bool, kernel: Kernel, devices: Sequence[jax.Device]) -> str | None:
     try:
-        return check.find_difference(heads, dtype, has_window=has_window, kernel=kernel, device=device)
+        return check.find_difference(heads, dtype, has_window=has_window, kernel=kernel, devices=devices)
     except jax.errors.JaxRuntimeError as error:
         return f"a failure of a call ({heads}): {' '.join(str(error).split())[:200]}"
 

@@ -99,7 +99,7 @@ def prepare(config: Config, plan: Plan, cluster: Cluster | None = None) -> Exper
     plan, training = _with_teams(config, plan, data.training, cluster)
     prepare_process(plan, stall_s=config.train.stall_s)
     mesh = layout.make_mesh(plan)
-    check_kernels_once(config, plan, mesh.local_devices[0])
+    check_kernels_once(config, plan, *mesh.local_devices)
     rows = local_rows(mesh, config.num_sequences)
     model = build_model(config, abstract=True)
     params = nnx.state(model, nnx.Param)

@@ -1,0 +1,1 @@
+"""What `sppo check` does: whether this machine computes, copies and sends right, and how fast."""

@@ -1,0 +1,129 @@
+"""The configs that `sppo check` trains for a few steps: a given one made small, and one of its own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from sppo_jax.config import Config, config_from_dict, to_dict
+from sppo_jax.config.kinds import layers_text
+from sppo_jax.hardware import Cluster
+from sppo_jax.plan.plan import Plan
+
+_MOST_CHUNKS, _MOST_SEQUENCES, _TILES = 4, 2, 8
+_STEPS = 10
+# On CPUs a config's widths and vocabulary are cut to these.
+_WIDTHS = {"vocab_size": 64, "hidden_size": 32, "mlp_size": 48}
+_HEAD_DIM = 8
+_ON_CPU = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16, **_WIDTHS}
+_ON_DEVICE = {
+    "vocab_size": 32000,
+    "hidden_size": 1024,
+    "num_heads": 8,
+    "num_kv_heads": 2,
+    "head_dim": 128,
+    "mlp_size": 2816,
+}
+_ON_HOST = {"inputs": "host", "attention": "host", "rest": "recompute", "alpha": 1.0}
+
+
+def own_settings(platform: str, num_devices: int, tile: int) -> dict[str, Any]:
+    """Returns the settings of a small model that uses all devices: two stages, and the rest along the sequence.
+
+    Args:
+        platform: "cpu", "gpu" or "tpu".
+        num_devices: of all processes.
+        tile: tokens of a device's tile.
+    """
+    pipe = 2 if num_devices % 2 == 0 else 1
+    seq = math.gcd(num_devices // pipe, 4)
+    model = (_ON_CPU if platform == "cpu" else _ON_DEVICE) | {"num_layers": 2 * pipe}
+    chunks = 2
+    return {
+        "model": model,
+        "mesh": {"data": num_devices // pipe // seq, "pipe": pipe, "seq": seq},
+        "sequence": {
+            "length": chunks * (2 if platform == "cpu" else _TILES) * tile * seq,
+            "chunks": chunks,
+            "per_pipeline": 1,
+        },
+        "stash": _ON_HOST,
+        "schedule": {"name": "seq1f1b", "interleave": 1},
+        "optimizer": {"place": "device"},
+        "train": {"steps": _STEPS},
+    }
+
+
+def shrunk(config: Config, plan: Plan, cluster: Cluster) -> Config:
+    """Returns a config with the mesh, the kinds of layers, the kernel and the places of another, and little work.
+
+    Args:
+        config: the config.
+        plan: of the config.
+        cluster: on which it runs.
+
+    Raises:
+        ValueError: it cannot be made small.
+    """
+    mesh, stash, device = plan.mesh, plan.stash, cluster.device
+    settings = to_dict(config)
+    num_chunks = min(_MOST_CHUNKS, len(plan.chunk_lengths))
+    tiles = 2 if device.platform == "cpu" else _TILES
+    sequences = min(_MOST_SEQUENCES, plan.sequences_per_pipeline)
+    is_away = "host" in (stash.inputs, stash.attention, stash.rest) or stash.inputs == "period"
+    return config_from_dict(
+        {
+            "model": _model(config, plan, device.platform),
+            "mesh": {"data": mesh.data, "pipe": mesh.pipe, "seq": mesh.seq},
+            "sequence": {
+                "length": num_chunks * tiles * device.tile * mesh.seq,
+                "chunks": num_chunks,
+                "per_pipeline": sequences,
+                "groups": "static",
+            },
+            "schedule": _schedule(config, plan, sequences),
+            "stash": {
+                "inputs": stash.inputs,
+                "attention": stash.attention,
+                "rest": stash.rest,
+                "alpha": 1.0 if is_away else 0.0,
+            },
+            "optimizer": {**settings["optimizer"], "place": plan.optimizer},
+            "hardware": settings["hardware"],
+            "checkpoint": settings["checkpoint"],
+            "train": {"steps": _STEPS, "devices": config.train.devices, "seed": config.train.seed},
+        }
+    )
+
+
+def _schedule(config: Config, plan: Plan, sequences: int) -> dict[str, Any]:
+    if plan.schedule.name == "table":
+        return {"name": "seq1f1b", "interleave": plan.schedule.interleave, "wave": 1}
+    wave = sequences if plan.schedule.wave > 1 else 1
+    return {"name": plan.schedule.name, "interleave": plan.schedule.interleave, "wave": wave}
+
+
+def _model(config: Config, plan: Plan, platform: str) -> dict[str, Any]:
+    """Returns the model with two layers, or a period of its layers, in each virtual stage; narrow on a CPU."""
+    model, groups = config.model, plan.mesh.pipe * plan.schedule.interleave
+    names = model.kind_names
+    per_group = min(len(names) // groups, max(2, _period(names)))
+    settings = {**to_dict(config)["model"], "hf": None, "preset": None, "num_layers": per_group * groups}
+    if settings["layers"]:
+        settings["layers"] = layers_text(names[: per_group * groups])
+    if platform != "cpu":
+        return settings
+    widths = {name: size for name, size in _WIDTHS.items() if settings[name]}
+    if settings["experts"]["count"]:
+        experts = settings["experts"]
+        count = min(experts["count"], 8 * experts["expert_groups"])
+        shared = 16 if experts["shared_size"] else 0
+        chosen = min(experts["chosen"], 2)
+        widths["experts"] = {**experts, "count": count, "chosen": chosen, "size": 16, "shared_size": shared}
+    return settings | widths | {"head_dim": _HEAD_DIM, "compute_dtype": "float32"}
+
+
+def _period(names: tuple[str, ...]) -> int:
+    """Returns after how many layers the kinds of layers begin again; all of them where they do not."""
+    sizes = (size for size in range(1, len(names)) if all(a == b for a, b in zip(names, names[size:], strict=False)))
+    return next(sizes, len(names))

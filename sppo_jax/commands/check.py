@@ -1,0 +1,198 @@
+"""`sppo check`: whether this machine runs a config right, and how fast, before a run."""
+
+import os
+import re
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sppo_jax.processes import distributed
+from sppo_jax.commands.command import (
+    DOES_NOT_FIT,
+    DONE,
+    FAILED,
+    Parser,
+    load,
+    simulate_devices,
+    some_path,
+)
+from sppo_jax.commands.outputs import CHECKED, Output, check_outputs
+from sppo_jax.config import Config, config_from_dict
+from sppo_jax.processes.prepare import (
+    add_xla_flag,
+    gpus_may_start,
+    set_memory_limits,
+    set_waiting_limits,
+    skip_cuda_without_driver,
+)
+from sppo_jax.hardware import Cluster, visible_gpus
+from sppo_jax.plan.plan import Plan
+from sppo_jax.search.make import make_plan, resolve_cluster
+
+
+def run(words: Sequence[str]) -> int:
+    """Checks, and prints a line for each row; returns the exit code."""
+    args = _parser().parse_intermixed_args(words)
+    num_simulated = _num_simulated(args.devices)
+    if args.overrides and not args.config:
+        raise ValueError(f"settings must follow a config, got {args.overrides[0]}; name the config first")
+    check_outputs(Output(option="--out", path=args.out, kind=CHECKED), inputs=[args.config and Path(args.config)])
+    config = _given(args, num_simulated)
+    skip_cuda_without_driver()
+    _refuse_cpu(config, num_simulated)
+    distributed.start(config or _any_config(num_simulated))
+    return _checked(args, config, num_simulated)
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="sppo check", description="Check that this machine computes, copies and sends right.")
+    parser.add_argument("config", metavar="CONFIG.yaml", nargs="?", help="a config whose run is checked, made small")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="settings of the config")
+    parser.add_argument("--quick", action="store_true", help="shorter runs and fewer sizes")
+    parser.add_argument("--devices", default="auto", help="auto, or cpu:N for N devices simulated on the CPU")
+    parser.add_argument("--no-collectives", action="store_true", help="leave out what devices send to each other")
+    parser.add_argument("--out", type=some_path, help="the JSON file of all figures, which hardware.measured reads")
+    return parser
+
+
+def _num_simulated(text: str) -> int:
+    """Returns the number of devices to simulate; 0: use the devices present."""
+    if text == "auto":
+        return 0
+    found = re.fullmatch(r"cpu:([1-9]\d*)", text)
+    if not found:
+        raise ValueError(f"--devices must be auto or cpu:N with N at least 1, got {text!r}; write e.g. cpu:4")
+    return int(found[1])
+
+
+def _given(args: Namespace, num_simulated: int) -> Config | None:
+    """Returns the config that is named, and simulates devices; None where none is named."""
+    if num_simulated:
+        add_xla_flag("--xla_backend_optimization_level", 0)  # what compiles sooner may run slower
+    if args.config is None:
+        if num_simulated:
+            simulate_devices(distributed.local_devices(num_simulated))
+        return None
+    if num_simulated:
+        args.overrides.append(f"train.devices=cpu:{num_simulated}")
+    return load(args, together=True)
+
+
+def _refuse_cpu(config: Config | None, num_simulated: int) -> None:
+    """Refuses to check a CPU that nobody asked for."""
+    if num_simulated or (config is not None and config.train.num_simulated_devices):
+        return
+    if os.environ.get("JAX_PLATFORMS", "").lower().startswith("cpu") or not (visible_gpus() or _has_tpu()):
+        raise ValueError(
+            "sppo check must find a GPU or a TPU, got none that this process may use; look at nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES, or give --devices cpu:4 to try the command on simulated devices"
+        )
+
+
+def _has_tpu() -> bool:
+    return (
+        bool(os.environ.get("TPU_ACCELERATOR_TYPE")) or os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0")
+    )
+
+
+def _any_config(num_simulated: int) -> Config:
+    """Returns a config with which processes meet before it is known what their devices are."""
+    from sppo_jax.check.small import own_settings
+
+    return config_from_dict(own_settings("cpu", num_simulated or 1, 16))
+
+
+def _checked(args: Namespace, config: Config | None, num_simulated: int) -> int:
+    from sppo_jax.check.processes import Board
+    from sppo_jax.check.row import Wanted
+    from sppo_jax.check.run import Rows, check_before_devices, check_devices, remove, temporary_folder, wanted_of
+
+    has_gpus = bool(not num_simulated and gpus_may_start() and visible_gpus())
+    where = Path(config.checkpoint.dir) if config is not None and config.checkpoint.dir else Path()
+    with Board() as board:
+        rows = Rows(board, Wanted(is_timed=has_gpus), distributed.say)
+        check_before_devices(rows, where, has_gpus=has_gpus)
+        if not rows.has_failed:
+            cluster = _cluster(config, num_simulated)
+            config, plan, problem = _planned(config, cluster, num_simulated)
+            if problem:
+                distributed.say(f"{args.config} cannot run here: {problem}")
+                return DOES_NOT_FIT
+            uses_host = max(plan.predicted.host_bytes) > 0
+            rows.wanted = wanted_of(cluster, plan, is_given=args.config is not None, uses_host=uses_host)
+            set_waiting_limits(plan)
+            set_memory_limits(plan)
+            folder = temporary_folder(where)
+            try:
+                check_devices(rows, _asked(args, config, plan, cluster, folder))
+            finally:
+                remove(folder)
+    if args.out and distributed.is_main():
+        _write(args.out, rows)
+    return FAILED if rows.has_failed else DONE
+
+
+def _cluster(config: Config | None, num_simulated: int) -> Cluster:
+    """Returns the devices of all processes."""
+    given = config or _any_config(num_simulated)
+    if num_simulated and config is None:
+        given = replace(given, train=replace(given.train, devices=f"cpu:{num_simulated}"))
+    found = distributed.cluster(given)
+    return found or resolve_cluster(replace(given, hardware=replace(given.hardware, measured=None)))
+
+
+def _planned(config: Config | None, cluster: Cluster, num_simulated: int) -> tuple[Config, Plan, str]:
+    """Returns config and plan of process 0, and why the plan cannot run here; empty where it can."""
+    from sppo_jax.check.small import own_settings
+
+    if config is None:
+        settings: dict[str, Any] = own_settings(cluster.device.platform, cluster.num_devices, cluster.device.tile)
+        settings["train"] |= {"devices": f"cpu:{num_simulated}"} if num_simulated else {}
+        config = config_from_dict(settings)
+        return config, make_plan(config, cluster), ""
+    from sppo_jax.search.search import search
+
+    def planned() -> tuple[str, str]:
+        if not distributed.is_main():
+            return "", ""
+        found = search(config, cluster)
+        return found.plan.to_json(), "" if found.fits else found.problem
+
+    text, problem = distributed.together(planned, is_long=True)
+    return config, Plan.from_json(distributed.share_text(text)), distributed.share_text(problem)
+
+
+def _asked(args: Namespace, config: Config, plan: Plan, cluster: Cluster, folder: Path) -> Any:
+    from sppo_jax.check.run import Asked
+    from sppo_jax.check.sizes import sizes_of
+    from sppo_jax.check.small import shrunk
+
+    small: tuple[Config, Plan] | str = (config, plan)
+    if args.config is not None:
+        try:
+            few = shrunk(config, plan, cluster)
+            small = few, make_plan(few, cluster)
+        except ValueError as error:
+            small = str(error)
+    return Asked(
+        config=config,
+        plan=plan,
+        small=small,
+        cluster=cluster,
+        sizes=sizes_of(cluster.device.platform, quick=args.quick),
+        with_collectives=not args.no_collectives,
+        is_quick=args.quick,
+        folder=folder,
+    )
+
+
+def _write(path: Path, rows: Any) -> None:
+    from sppo_jax.files.whole import json_text, write_whole
+
+    found = {
+        name: {"verdict": row.verdict, "value": row.value, "figures": rows.found[name]}
+        for name, row in rows.rows.items()
+    }
+    write_whole(path, json_text({"sppo_check": 1, "rows": found}, indent=1) + "\n")

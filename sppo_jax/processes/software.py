@@ -1,0 +1,75 @@
+"""What a process runs on, as short texts: what must be alike in all processes of a run for one program to be compiled.
+
+Names of hosts, paths, the order of a start and the memory of a host beyond what the plan needs may differ.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import jax
+
+from sppo_jax.compat import cudnn_version, driver_version, nccl_version
+from sppo_jax.version import installed_version
+
+# The packages that hold the compilers of GPUs and TPUs.
+_PLUGINS = ("jax-cuda13-pjrt", "jax-cuda12-pjrt", "libtpu")
+# Flags that change no program: how many devices of the run this process simulates, and where XLA writes what.
+_NO_PART = ("--xla_force_host_platform_device_count", "--xla_dump")
+# The flag of XLA that takes another way between hosts, and those with which collectives deadlock.
+REFUSED_FLAGS = {
+    "xla_gpu_experimental_enable_nvshmem": "jax-ml/jax#31398",
+    "xla_gpu_experimental_parallel_collective_overlap_limit": "openxla/xla#40656",
+}
+
+
+def software() -> dict[str, str]:
+    """Returns versions and flags, by name; what is not installed is left out. No device is started."""
+    found = {name: installed_version(name) for name in ("jax", "jaxlib", *_PLUGINS)}
+    found |= {"cuDNN": dotted(_cudnn()), "NCCL": dotted(nccl_version()), "driver": driver_version()}
+    found["XLA_FLAGS"] = " ".join(flags(os.environ))
+    return {name: value for name, value in found.items() if value}
+
+
+def flags(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the flags of XLA that may change a program, in the order of the alphabet."""
+    words = environ.get("XLA_FLAGS", "").split()
+    return tuple(sorted(word for word in words if not word.startswith(_NO_PART)))
+
+
+def refused_flags(words: Sequence[str]) -> tuple[str, ...]:
+    """Returns the flags among some of XLA's that must not be given with several devices.
+
+    Args:
+        words: `--NAME=VALUE` each; 1 is what XLA has by itself for the limit, false for the rest.
+    """
+    found = []
+    for word in words:
+        name, _, value = word.lstrip("-").partition("=")
+        if name in REFUSED_FLAGS and value.lower() not in ("false", "0", "1" if name.endswith("limit") else "false"):
+            found.append(word)
+    return tuple(found)
+
+
+def device_facts(device: jax.Device) -> dict[str, str]:
+    """Returns what is known of a device that has started: its kind, and the memory that XLA may take of it.
+
+    Args:
+        device: of this process.
+    """
+    stats = device.memory_stats() or {} if device.platform != "cpu" else {}
+    limit = stats.get("bytes_limit")
+    return {"kind of devices": device.device_kind} | ({} if limit is None else {"device memory": str(limit)})
+
+
+def dotted(version: Sequence[int] | None) -> str:
+    """Returns a version as it is written; "" for none."""
+    return ".".join(map(str, version or ()))
+
+
+def _cudnn() -> tuple[int, ...] | None:
+    try:
+        return cudnn_version()
+    except ValueError:  # there is none: whoever needs it says so
+        return None

@@ -116,13 +116,18 @@ def judge_values(found: Sequence[Figures], wanted: Wanted) -> Row:
         return Row(value=problem, verdict=FAILS, change="look at NCCL's lines (NCCL_DEBUG=WARN)")
     if not found[0].get("ring_values"):
         return Row(value="one device, nothing to exchange", verdict=NOT_JUDGED)
+    return _wrong_values(found) or _rates(found, wanted)
+
+
+def _wrong_values(found: Sequence[Figures]) -> Row | None:
+    """Returns the row of the first wrong values; None where all are right."""
     for name in OPERATIONS:
         for device, count in by_device(found, f"{name}_values"):
             if count:
                 value = f"{name}: {count} wrong elements on {device}"
                 change = "leave that device and its neighbours out, and test them by nccl-tests"
                 return Row(value=value, expected="what was sent", verdict=FAILS, change=change)
-    return _rates(found, wanted)
+    return None
 
 
 def _rates(found: Sequence[Figures], wanted: Wanted) -> Row:
@@ -149,6 +154,8 @@ def judge_between(found: Sequence[Figures], wanted: Wanted) -> Row:
         return Row(value=problem, verdict=FAILS, change="look at NCCL's lines (NCCL_DEBUG=WARN) and at the network")
     if "steps" not in found[0]:
         return Row(value="one host", verdict=NOT_JUDGED)
+    if wrong := _wrong_values(found):
+        return wrong
     best: dict[str, float] = {}
     for one in found:
         mine = max(min(step) for step in one["steps"])

@@ -266,9 +266,12 @@ def _program_and_steps(rows: Rows, asked: Asked, device: Any) -> None:
     from sppo_jax.processes.same_program import check_same, digits_of
     from sppo_jax.processes.software import device_facts, software
 
+    prepared: list[steps.Small] = []
+
     def same() -> Figures:
         small = asked.small if not isinstance(asked.small, str) else (asked.config, asked.plan)
-        text = steps.prepare(*small).lower().as_text()
+        prepared.append(steps.prepare(*small))
+        text = prepared[0].lower().as_text()
         check_same("training step", text, software() | device_facts(device))
         return {"digits": digits_of(text)}
 
@@ -280,7 +283,7 @@ def _program_and_steps(rows: Rows, asked: Asked, device: Any) -> None:
     def three_steps() -> Figures:
         if isinstance(asked.small, str):
             return {"left_out": f"the config cannot be made small: {asked.small}"}
-        return steps.measure(*asked.small, asked.folder)
+        return steps.measure(prepared[0], asked.folder)
 
     rows.add("one program", same, judge_same)
     if asked.with_collectives or asked.cluster.num_devices == 1:

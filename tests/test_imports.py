@@ -33,6 +33,7 @@ LAYERS = (
     "report",
     "train",
     "fit",
+    "check",
     "commands",
     "cli",
 )

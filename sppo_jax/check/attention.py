@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from sppo_jax.arrays.dtypes import compute_dtype
 from sppo_jax.attention import check
 from sppo_jax.attention.check import FUSED, PLAIN, Extent, Pattern
 from sppo_jax.check.row import FAILS, NOT_JUDGED, SLOW, Figures, Row, Wanted, by_device, errors, rate
 from sppo_jax.config.model import ModelConfig
-from sppo_jax.arrays.dtypes import compute_dtype
 from sppo_jax.hardware.attention_rates import WAYS
 from sppo_jax.models.counts import ATTENTION_BACKWARD, chunk_pairs, layer_costs
 from sppo_jax.plan.plan import Plan

@@ -11,12 +11,12 @@ from functools import partial
 import jax
 
 from sppo_jax.check.row import FAILS, NOT_JUDGED, SLOW, Figures, Row, Wanted, by_device, errors, rate
+from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.hardware import machine
 from sppo_jax.processes.host_pool import fill
 from sppo_jax.profile.copies import WAYS, copy_bytes_s
 from sppo_jax.profile.loops import loop_seconds, wait_share
 from sppo_jax.profile.timing import Timer
-from sppo_jax.files.format_bytes import format_bytes
 
 # Share of the planner's rate below which copies of all devices at once are slow, and the rate below which the system
 # does not give the link that the card has.

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sppo_jax.check.row import FAILS, OK, SLOW, UNKNOWN, Figures, Row, Wanted, errors, worst
+from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.hardware import machine, visible_gpus
 from sppo_jax.hardware.gpu_health import GpuHealth, read_gpus
-from sppo_jax.files.format_bytes import format_bytes
 
 # A lower limit of power than this share of the card's own makes a card slow under load.
 _LEAST_POWER = 0.9

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
-from sppo_jax.processes import distributed
 from sppo_jax.check.row import FAILS, SLOW, UNKNOWN, Figures, Row, Wanted, errors
+from sppo_jax.processes import distributed
 from sppo_jax.processes.software import refused_flags, software
 
 _FOLDER = "sppo/check"

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sppo_jax.processes import distributed
 from sppo_jax.check import machine, processes, software
 from sppo_jax.check.processes import Board
 from sppo_jax.check.row import FAILS, Figures, Row, Wanted
@@ -22,6 +21,7 @@ from sppo_jax.files.whole import json_text
 from sppo_jax.hardware import Cluster
 from sppo_jax.hardware.capacity import pool_bytes
 from sppo_jax.plan.plan import Plan
+from sppo_jax.processes import distributed
 
 # Seconds after which a row is held up: one that compiles and trains, and one that exchanges.
 LIMIT_S, EXCHANGE_LIMIT_S = 600.0, 60.0
@@ -164,8 +164,8 @@ def check_devices(rows: Rows, asked: Asked) -> None:
     import jax
     import jax.numpy as jnp
 
-    from sppo_jax.check import attention, host_copies, host_rows, products, steps
     from sppo_jax.arrays.dtypes import compute_dtype
+    from sppo_jax.check import attention, host_copies, host_rows, products, steps
     from sppo_jax.profile.timing import Timer
 
     sizes, local = asked.sizes, tuple(jax.local_devices())

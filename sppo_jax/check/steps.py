@@ -19,16 +19,17 @@ from sppo_jax.config import Config, config_from_dict, to_dict
 from sppo_jax.hardware import Cluster, make_cluster
 from sppo_jax.hardware.cluster import DEVICES
 from sppo_jax.models import build_model
-from sppo_jax.pipeline import api, layout, storage
+from sppo_jax.pipeline import api
+from sppo_jax.pipeline.params import layout, storage
 from sppo_jax.plan.plan import Plan
 from sppo_jax.search.make import make_plan
 from sppo_jax.train.checkpoints import layer_order
-from sppo_jax.train.checkpoints.save import Checkpoints
 from sppo_jax.train.checkpoints.read import restore_newest
+from sppo_jax.train.checkpoints.save import Checkpoints
 from sppo_jax.train.placement import batch_shapes, local_rows, place_batch
-from sppo_jax.train.watch.signals import Signals
 from sppo_jax.train.state import TrainState, init_state, shardings_of, state_shapes
 from sppo_jax.train.step import make_optimizer, make_schedule, make_train_step
+from sppo_jax.train.watch.signals import Signals
 
 _NUM_STEPS = 3
 # The kernel that adds gradients in any order gives other losses after a step; plain attention does not.

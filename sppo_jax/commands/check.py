@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sppo_jax.processes import distributed
 from sppo_jax.commands.command import (
     DOES_NOT_FIT,
     DONE,
@@ -20,6 +19,9 @@ from sppo_jax.commands.command import (
 )
 from sppo_jax.commands.outputs import CHECKED, Output, check_outputs
 from sppo_jax.config import Config, config_from_dict
+from sppo_jax.hardware import Cluster, visible_gpus
+from sppo_jax.plan.plan import Plan
+from sppo_jax.processes import distributed
 from sppo_jax.processes.prepare import (
     add_xla_flag,
     gpus_may_start,
@@ -27,8 +29,6 @@ from sppo_jax.processes.prepare import (
     set_waiting_limits,
     skip_cuda_without_driver,
 )
-from sppo_jax.hardware import Cluster, visible_gpus
-from sppo_jax.plan.plan import Plan
 from sppo_jax.search.make import make_plan, resolve_cluster
 
 

@@ -6,6 +6,7 @@ where the others wait for it within a collective.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -22,6 +23,7 @@ from sppo_jax.processes.software import refused_flags, software
 _FOLDER = "sppo/check"
 # A second or two of the difference is that of when processes come out of the exchange.
 _CLOCK_S = 5.0
+_BOARD_S = 3.0
 _GRACE_S = 5.0  # for processes that fail together to say so
 
 
@@ -103,6 +105,7 @@ class Board:
         self._limit_s, self._since = 0.0, time.monotonic()
         self._count, self._left, self._turn, self._error = 0, threading.Event(), threading.Lock(), ""
         self._seen: dict[int, tuple[str, float]] = {}
+        self._verdict = ""
 
     def begin(self, row: str, limit_s: float) -> None:
         """Posts that this process begins a row.
@@ -154,10 +157,21 @@ class Board:
     def _watch(self) -> None:
         while not self._left.wait(self._period_s):
             self._post()
-            line = self._held_up(self._read())
+            line = self._held_up(self._read()) or self._verdict
             if line and not self._left.is_set():
+                self._proclaim(line)
                 self._give_up(line)
                 return
+
+    def _proclaim(self, line: str) -> None:
+        """Tells all processes why the check ends, unless another process has done so."""
+        if self._num == 1 or self._verdict:
+            return
+        from sppo_jax import compat
+
+        # Another process was first, or the board is gone.
+        with contextlib.suppress(Exception):
+            compat.distributed_client().key_value_set(f"{_FOLDER}/verdict", line, allow_overwrite=False)
 
     def _read(self) -> Mapping[int, str]:
         """Returns the posts of all processes; those that were there where the board cannot be read."""
@@ -167,7 +181,9 @@ class Board:
 
         try:
             found = compat.distributed_client().key_value_dir_get(_FOLDER)
-            posts = {int(key.rpartition("/")[2]): text for key, text in found}
+            named = {key.rpartition("/")[2]: text for key, text in found}
+            self._verdict = named.pop("verdict", "")
+            posts = {int(process): text for process, text in named.items()}
         except Exception:
             posts = {process: text for process, (text, _) in self._seen.items()}
         now = time.monotonic()
@@ -216,5 +232,5 @@ def _end(line: str) -> None:
     print(line, flush=True)
     sys.stderr.flush()
     if distributed.is_main():
-        time.sleep(1.0)  # keeps the board for the others
+        time.sleep(_BOARD_S)  # keeps the board for the others
     os._exit(1)

@@ -51,6 +51,11 @@ class Rows:
         """Whether a row fails."""
         return any(row.verdict == FAILS for row in self.rows.values())
 
+    @property
+    def hosts(self) -> list[str]:
+        """The host of each process, known since the first row."""
+        return [one["host"] for one in next(iter(self.found.values()))]
+
     def add(
         self,
         name: str,
@@ -185,7 +190,7 @@ def check_devices(rows: Rows, asked: Asked) -> None:
         pinned = max(asked.plan.predicted.host_bytes)
         pin = lambda: host_copies.measure_pinning(local, sizes.pinned_bytes, pinned)  # noqa: E731
         rows.add("pinning", pin, host_copies.judge_pinning)
-    alone = replace(timer, devices=local[:1]) if _is_first_of_host() and len(jax.devices()) > 1 else None
+    alone = replace(timer, devices=local[:1]) if _is_first_of_host(rows.hosts) and len(jax.devices()) > 1 else None
     copy = (sizes.copy_ways, sizes.copy_rows, sizes.copy_row_bytes)
     rows.add("host copies", lambda: host_copies.measure(timer, alone, *copy), host_copies.judge)
     if is_gpu:
@@ -209,8 +214,7 @@ def _devices() -> Figures:
     return {"kind": devices[0].device_kind, "pool_bytes": [None if one is None else int(one) for one in limits]}
 
 
-def _is_first_of_host() -> bool:
-    hosts = distributed.exchange(socket.gethostname())
+def _is_first_of_host(hosts: Sequence[str]) -> bool:
     return hosts.index(socket.gethostname()) == distributed.process_id()
 
 
@@ -220,7 +224,7 @@ def _collectives(rows: Rows, asked: Asked, timer: Any) -> None:
 
     from sppo_jax.check import collectives
 
-    hosts = distributed.exchange(socket.gethostname())
+    hosts = rows.hosts
     names, elements = list(dict.fromkeys(hosts)), asked.sizes.exchanged
     of_host = {name: [device for device in jax.devices() if hosts[device.process_index] == name] for name in names}
     mine = replace(timer, devices=tuple(of_host[socket.gethostname()]))

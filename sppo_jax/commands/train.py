@@ -135,6 +135,7 @@ def _planned(args: Namespace, config: Config, cluster: Cluster | None, run_dir: 
 
 
 def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> int:
+    from sppo_jax.processes.same_program import Different
     from sppo_jax.train.checkpoints.run_dir import changes_since, checkpoint_directory, claimed, write_run
     from sppo_jax.train.loop import RunFailed, train
     from sppo_jax.train.metrics.trackers import check_trackers
@@ -170,6 +171,8 @@ def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> 
         if distributed.is_main():
             print(failure, file=sys.stderr)
         return FAILED
+    except Different:
+        raise
     except ValueError as error:
         raise RuntimeError("training failed on input that had passed all checks") from error
     distributed.say(f"run directory {run_dir}")

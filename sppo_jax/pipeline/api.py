@@ -683,12 +683,14 @@ def _checked(step: Step, compiled: Callable) -> Callable:
         outputs = with_measures(params, batch)
         return outputs[:-1] if step.train else outputs
 
-    def prepare(params: nnx.State, batch: Mapping) -> None:
-        """Compiles the program for arguments like these, if it is not compiled yet."""
+    def prepare(params: nnx.State, batch: Mapping, look: Callable[[jax.stages.Lowered], None] = lambda _: None) -> None:
+        """Compiles the program for arguments like these, if it is not compiled yet; `look` sees it lowered."""
         step.check(params, batch)
         batch = taken(batch, step.keys)
         with nullcontext() if mesh_in_force() is None else jax.set_mesh(step.mesh):
-            compiled.lower(*jax.tree.map(without_explicit_sharding, (params, batch))).compile()
+            lowered = compiled.lower(*jax.tree.map(without_explicit_sharding, (params, batch)))
+            look(lowered)
+            lowered.compile()
 
     f.compiler_options = step.compiler_options  # for a jit around f
     f.stash_shapes, f.with_stash = step.stash_shapes, step.with_stash  # for a jit that keeps the stash

@@ -17,7 +17,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from sppo_jax.processes import distributed
+from sppo_jax.processes.software import device_facts, software
 
 _NUM_DIGITS = 16
 _SHOWN = 160
@@ -27,6 +30,21 @@ _NUMBERS = {"device memory": 0.03}
 
 class Different(ValueError):
     """Processes would compile different programs, or on different software; the line names the first difference."""
+
+
+def check_lowered(name: str, lowered: Any, device: jax.Device) -> None:
+    """Checks that all processes are about to compile the same program on the same software; all must call it.
+
+    Args:
+        name: of the program, in words.
+        lowered: from a jitted function's `lower`.
+        device: of this process.
+
+    Raises:
+        Different: in every process, with the same line.
+    """
+    if distributed.num_processes() > 1:
+        check_same(name, lowered.as_text(), software() | device_facts(device))
 
 
 def check_same(name: str, text: str, facts: Mapping[str, str]) -> None:

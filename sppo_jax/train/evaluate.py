@@ -21,6 +21,7 @@ from sppo_jax.data.rows.protocol import Batch, Rows
 from sppo_jax.files.format_bytes import format_figure
 from sppo_jax.pipeline.api import TokenScores
 from sppo_jax.plan.plan import Plan
+from sppo_jax.processes.same_program import check_lowered
 from sppo_jax.train.placement import gather, local_rows, place_batch
 
 Scores = Callable[[nnx.State, Mapping[str, jax.Array]], TokenScores]
@@ -233,7 +234,8 @@ def _prepare(token_scores: Scores, params: nnx.State, placed: Mapping[str, jax.A
     begin_s = time.perf_counter()
     prepare = getattr(token_scores, "prepare", None)  # scores of another making compile as they are called
     if prepare is not None:
-        prepare(params, placed)
+        device = jax.local_devices()[0]
+        prepare(params, placed, lambda lowered: check_lowered("evaluation", lowered, device))
     return time.perf_counter() - begin_s
 
 

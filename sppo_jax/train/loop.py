@@ -23,6 +23,7 @@ from sppo_jax.config import Config, to_dict
 from sppo_jax.files.format_bytes import NOT_FINITE
 from sppo_jax.models import build_model
 from sppo_jax.plan.stall_limit import stall_limit_s, stall_problem, stall_text
+from sppo_jax.processes.same_program import check_lowered
 from sppo_jax.train.checkpoints.read import shapes_of
 from sppo_jax.train.checkpoints.save import ONE_PASS, Checkpoints
 from sppo_jax.train.evaluate import Interrupted, Validation, validate
@@ -63,6 +64,7 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
 
     Raises:
         RunFailed: too many steps in a row were not finite, or the last save failed.
+        Different: the processes would compile different programs.
     """
     config, mesh = experiment.config, experiment.mesh
     with closing(Record(run_dir, config, step=start.step)) as record, Signals(mesh) as signals:
@@ -148,7 +150,9 @@ def _compile(experiment: Experiment, state: TrainState, signals: Signals, record
         shardings_of(experiment.shapes),
         experiment.config.model,
     )
-    compiled = step.lower(state, batch_shapes(experiment.plan, experiment.mesh), signals.array()).compile()
+    lowered = step.lower(state, batch_shapes(experiment.plan, experiment.mesh), signals.array())
+    check_lowered("training step", lowered, experiment.mesh.local_devices[0])
+    compiled = lowered.compile()
     record.say(f"compiled the training step in {time.perf_counter() - start_s:.1f} s")
     return compiled
 

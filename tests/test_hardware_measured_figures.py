@@ -109,7 +109,7 @@ def edited(**changes):
     [
         ({"hbm_bytes_s": "drop"}, "the file lacks hbm_bytes_s"),
         ({"speed": 1}, "the file has an unknown speed"),
-        ({"schema_version": 7}, "schema_version must be 1, got 7"),
+        ({"schema_version": 7}, "schema_version must be 1 or 2, got 7"),
         ({"matmul_flops_s": 0}, "matmul_flops_s must be a positive number, got 0"),
         ({"overhead_s": -1.0}, "overhead_s must be a positive number, got -1.0"),
         ({"layer_flops_s": float("nan")}, "layer_flops_s must be a positive number, got nan"),
@@ -149,7 +149,7 @@ def test_text_that_is_no_profile_is_refused(tmp_path, text):
     path = tmp_path / "profile.json"
     path.write_text(text)
     with pytest.raises(
-        ValueError, match="must be what sppo profile wrote, got .*make the file again with sppo profile"
+        ValueError, match="must be what sppo profile or sppo check wrote, got .*make the file again with sppo profile"
     ):
         read_profile(path)
 

@@ -8,14 +8,15 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sppo_jax.check import machine, processes, software
 from sppo_jax.check.processes import Board
-from sppo_jax.check.row import FAILS, Figures, Row, Wanted
-from sppo_jax.check.sizes import Sizes
+from sppo_jax.check.rates import RATES
+from sppo_jax.check.row import FAILS, NOT_JUDGED, Figures, Row, Wanted, errors, rate
+from sppo_jax.check.small import Sizes
 from sppo_jax.config import Config
 from sppo_jax.files.whole import json_text
 from sppo_jax.hardware import Cluster
@@ -199,9 +200,27 @@ def check_devices(rows: Rows, asked: Asked) -> None:
     rows.add("host rows", lambda: host_rows.measure(timer, sizes.row_elements), host_rows.judge)
     if asked.with_collectives:
         _collectives(rows, asked, timer)
+    if not is_cpu:
+        rows.add(RATES, lambda: _rates(model, platform, quick=asked.is_quick), judge_rates)
     _program_and_steps(rows, asked, local[0])
     dtypes = ("float32",) if is_cpu else ("float32", "bfloat16")
     rows.add("losses", lambda: steps.measure_reference(dtypes, asked.cluster, local[0]), steps.judge_reference)
+
+
+def _rates(model: Any, platform: str, *, quick: bool) -> Figures:
+    """Returns what `sppo profile` measures, on all devices at once."""
+    from sppo_jax.profile.measure import default_sizes, measure
+
+    return {"profile": asdict(measure(model, default_sizes(platform, quick=quick), lambda _: None))}
+
+
+def judge_rates(found: Sequence[Figures], wanted: Wanted) -> Row:
+    """Returns the row of the rates that the planner takes: never wrong."""
+    if problem := errors(found):
+        return Row(value=problem, verdict=FAILS)
+    one = found[0]["profile"]
+    text = f"layers {rate(one['layer_flops_s'], 'FLOP')}, a tick {one['overhead_s'] * 1e6:.0f} us, for the planner"
+    return Row(value=text, verdict=NOT_JUDGED)
 
 
 def _devices() -> Figures:

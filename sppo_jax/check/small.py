@@ -1,8 +1,9 @@
-"""The configs that `sppo check` trains for a few steps: a given one made small, and one of its own."""
+"""How little `sppo check` does: sizes of its rows, and configs of few steps, a given one made small or its own."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sppo_jax.config import Config, config_from_dict, to_dict
@@ -10,6 +11,7 @@ from sppo_jax.config.kinds import layers_text
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
 
+_MIB = 2**20
 _MOST_CHUNKS, _MOST_SEQUENCES, _TILES = 4, 2, 8
 _STEPS = 10
 # On CPUs a config's widths and vocabulary are cut to these.
@@ -127,3 +129,71 @@ def _period(names: tuple[str, ...]) -> int:
     """Returns after how many layers the kinds of layers begin again; all of them where they do not."""
     sizes = (size for size in range(1, len(names)) if all(a == b for a, b in zip(names, names[size:], strict=False)))
     return next(sizes, len(names))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Sizes and durations.
+
+    Args:
+        side: rows and columns of products.
+        stream_bytes: of an array that is added to another.
+        copy_rows: of a buffer on the host.
+        copy_row_bytes: of each.
+        copy_ways: ways of copies that are measured.
+        row_elements: of a row on the host whose values are checked.
+        exchanged: elements of 4 bytes that a device sends.
+        loop_turns: of the loops that may wait.
+        loop_side: rows and columns of their matrices.
+        pinned_bytes: of a device.
+        run_s: seconds of a timed run.
+        runs: of which the median counts.
+    """
+
+    side: int
+    stream_bytes: int
+    copy_rows: int
+    copy_row_bytes: int
+    copy_ways: tuple[str, ...] = ("out", "back", "both")
+    row_elements: int
+    exchanged: int
+    loop_turns: int = 8
+    loop_side: int = 8192
+    pinned_bytes: int = 4 * 2**30
+    run_s: float
+    runs: int
+
+
+_SIZES_ON_CPU = Sizes(
+    side=64,
+    stream_bytes=_MIB,
+    copy_rows=4,
+    copy_row_bytes=_MIB // 4,
+    copy_ways=("both",),
+    row_elements=64,
+    exchanged=1024,
+    run_s=0.002,
+    runs=3,
+)
+_SIZES_ON_DEVICE = Sizes(
+    side=8192,
+    stream_bytes=2**30,
+    copy_rows=8,
+    copy_row_bytes=64 * _MIB,
+    row_elements=2**18,
+    exchanged=64 * _MIB,
+    run_s=0.5,
+    runs=5,
+)
+
+
+def sizes_of(platform: str, *, quick: bool) -> Sizes:
+    """Returns the sizes for a platform, "cpu", "gpu" or "tpu".
+
+    Args:
+        platform: of the devices.
+        quick: whether runs are short.
+    """
+    if platform == "cpu":
+        return _SIZES_ON_CPU
+    return replace(_SIZES_ON_DEVICE, run_s=0.15, runs=3) if quick else _SIZES_ON_DEVICE

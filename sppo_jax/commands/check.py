@@ -1,5 +1,6 @@
 """`sppo check`: whether this machine runs a config right, and how fast, before a run."""
 
+import contextlib
 import os
 import re
 from argparse import Namespace
@@ -129,8 +130,8 @@ def _checked(args: Namespace, config: Config | None, num_simulated: int) -> int:
                 check_devices(rows, _asked(args, config, plan, cluster, folder))
             finally:
                 remove(folder)
-    if args.out and distributed.is_main():
-        _write(args.out, rows)
+    if distributed.is_main():
+        _store(args.out, rows)
     return FAILED if rows.has_failed else DONE
 
 
@@ -166,8 +167,7 @@ def _planned(config: Config | None, cluster: Cluster, num_simulated: int) -> tup
 
 def _asked(args: Namespace, config: Config, plan: Plan, cluster: Cluster, folder: Path) -> Any:
     from sppo_jax.check.run import Asked
-    from sppo_jax.check.sizes import sizes_of
-    from sppo_jax.check.small import shrunk
+    from sppo_jax.check.small import shrunk, sizes_of
 
     small: tuple[Config, Plan] | str = (config, plan)
     if args.config is not None:
@@ -188,11 +188,18 @@ def _asked(args: Namespace, config: Config, plan: Plan, cluster: Cluster, folder
     )
 
 
-def _write(path: Path, rows: Any) -> None:
+def _store(path: Path | None, rows: Any) -> None:
+    """Writes what was found, by process 0: where the user says, and where a run of the same devices looks."""
+    from sppo_jax.check.rates import place_of, profile_of, to_json
     from sppo_jax.files.whole import json_text, write_whole
 
-    found = {
-        name: {"verdict": row.verdict, "value": row.value, "figures": rows.found[name]}
-        for name, row in rows.rows.items()
-    }
-    write_whole(path, json_text({"sppo_check": 1, "rows": found}, indent=1) + "\n")
+    text = json_text(to_json(rows.rows, rows.found), indent=1) + "\n"
+    if path is not None:
+        write_whole(path, text)
+    profile = profile_of(rows.found)
+    if profile is None or rows.has_failed:
+        return
+    kept = place_of(profile.device, profile.driver, profile.cudnn, profile.num_devices)
+    with contextlib.suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, text)

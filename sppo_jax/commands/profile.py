@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sppo_jax.commands.command import DONE, Parser, some_path
+from sppo_jax.check.small import own_settings
 from sppo_jax.commands.outputs import FIGURES, Output, check_outputs
 from sppo_jax.commands.shipped import find_config
-from sppo_jax.config import load_config
+from sppo_jax.config import config_from_dict, load_config
 from sppo_jax.hardware.measured_figures import Profile, write_profile
 from sppo_jax.processes.environment import simulate_devices, skip_cuda_without_driver, warn_of_unknown_flags
+from sppo_jax.processes import distributed
 
 
 def run(words: Sequence[str]) -> int:
@@ -28,9 +30,11 @@ def run(words: Sequence[str]) -> int:
     check_outputs(Output(option="--out", path=args.out, kind=FIGURES), inputs=[args.config])
     model = load_config(find_config(str(args.config))).model if args.config else None
     if num_simulated:
-        simulate_devices(num_simulated)
+        simulate_devices(distributed.local_devices(num_simulated))
 
     skip_cuda_without_driver()
+    # Processes must agree on a config: any, of the shape of the devices.
+    distributed.start(config_from_dict(own_settings("cpu", num_simulated or 1, 16)))
     warn_of_unknown_flags()
     import jax
 
@@ -38,9 +42,12 @@ def run(words: Sequence[str]) -> int:
 
     platform = jax.default_backend()
     sizes = default_sizes(platform, quick=args.quick)
-    profile = measure(model or default_model(platform), sizes, lambda line: print(line, flush=True))
-    write_profile(profile, args.out)
-    print(f"\n{_table(profile)}\n\nwrote {args.out}; hardware.measured={args.out} makes the planner use these figures")
+    profile = measure(model or default_model(platform), sizes, distributed.say)
+    if distributed.is_main():
+        write_profile(profile, args.out)
+    distributed.say(
+        f"\n{_table(profile)}\n\nwrote {args.out}; hardware.measured={args.out} makes the planner use these figures"
+    )
     return DONE
 
 

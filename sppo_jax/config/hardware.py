@@ -15,7 +15,8 @@ class HardwareConfig(Section):
     Args:
         cluster: devices to plan for, as NAME:HOSTSxDEVICES, e.g. a100-80g:16x8, or a TPU slice such as v5p:4x4x4;
             null: the simulated devices of `train.devices`, else the devices present.
-        measured: path of a file that `sppo profile` wrote; its figures replace the datasheet's; null: the datasheet.
+        measured: path of a file that `sppo profile` or `sppo check` wrote; its figures replace the datasheet's; null:
+            the datasheet.
         hbm_bytes: bytes of memory of one device; at least 1, or "auto": that of the devices present, or, where
             `hardware.cluster` is given, the datasheet's figure.
         hbm_spare: share of the memory available to a run on one device that plans leave free; at least 0, below 1, or
@@ -28,7 +29,7 @@ class HardwareConfig(Section):
         link_bytes_s: bytes per second between two devices of a host, one way; at least 1, or "auto": the measured
             figure, else the datasheet's.
         network_bytes_s: bytes per second between devices of different hosts, one way; at least 1, or "auto": the
-            datasheet's figure.
+            measured figure, else the datasheet's.
         matmul_flops_s: FLOP/s that a device reaches in matrix products; at least 1, or "auto": the measured figure,
             else an estimate from the datasheet's peak.
     """

@@ -127,6 +127,7 @@ class Device:
             host copy, and while more do.
         slot_bytes_s: bytes a second of the link of a card, one way, where the card's copies to its host and what it
             sends to other hosts share it.
+        loop_wait_share: share of a write to the host for which a loop of an unknown count waits.
         float32_share: share of the peak in float32, where `compute_bytes` is 2.
         assumed: whether the matmul efficiency is an assumption: neither calibrated on published runs nor measured.
         platform: the compiler that makes its programs: "cpu", "gpu" or "tpu".
@@ -164,6 +165,7 @@ class Device:
     host_memory_bytes_s: float = math.inf
     host_links_bytes_s: tuple[float, float] = (math.inf, math.inf)
     slot_bytes_s: float = math.inf
+    loop_wait_share: float = 1.0
     float32_share: float = 1.0
     assumed: bool = True
     platform: str = "gpu"
@@ -559,7 +561,7 @@ def _check_slice(device: Device, shape: tuple[int, ...]) -> None:
 
 
 def measured(device: Device, path: Path) -> Device:
-    """Returns a device with the figures that `sppo profile` measured in the place of the datasheet's.
+    """Returns a device with the figures that `sppo profile` or `sppo check` measured in the place of the datasheet's.
 
     Args:
         device: the device, whose capacities stay.
@@ -572,7 +574,7 @@ def measured(device: Device, path: Path) -> Device:
     if profile.device != device.name:
         raise ValueError(
             f"hardware.measured must be of the device that the plan is for, {device.name}, got {path}, measured on "
-            f"{profile.device}; run sppo profile on {device.name}, or leave out hardware.measured"
+            f"{profile.device}; run sppo profile or sppo check on {device.name}, or leave out hardware.measured"
         )
     return with_profile(device, profile)
 
@@ -597,7 +599,9 @@ def with_profile(device: Device, profile: Profile) -> Device:
         # Copies were measured on all devices at once.
         host_memory_bytes_s=math.inf if profile.host_link_bytes_s else device.host_memory_bytes_s,
         host_links_bytes_s=(math.inf, math.inf) if profile.host_link_bytes_s else device.host_links_bytes_s,
-        link_bytes_s=profile.link_bytes_s or device.link_bytes_s,
+        link_bytes_s=min(filter(None, (profile.link_bytes_s, profile.all_to_all_bytes_s)), default=device.link_bytes_s),
+        network_bytes_s=profile.network_bytes_s or device.network_bytes_s,
+        loop_wait_share=1.0 if profile.loop_wait_share is None else profile.loop_wait_share,
         overhead_s=profile.overhead_s,
         overhead_tokens=round(profile.overhead_tokens),
         assumed=False,

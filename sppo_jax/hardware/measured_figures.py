@@ -10,7 +10,12 @@ from typing import Any
 from sppo_jax.files.whole import json_text, parse_json
 from sppo_jax.hardware.attention_rates import WAYS, AttentionCall, AttentionRates, make_rates
 
-SCHEMA_VERSION = 1
+# Files of the first version lack what has a default here.
+SCHEMA_VERSION = 2
+_READ = (1, 2)
+# What `sppo check` stores beside the figures.
+_BESIDE = ("sppo_check", "rows")
+COPY_WAYS, COPY_DEVICES = ("out", "back", "both"), ("one", "all")
 BLOCK = 512  # of the blockwise kernel (attention/blockwise.py)
 
 
@@ -44,8 +49,23 @@ class AttentionFigure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CopyFigure:
+    """The bytes a second, one way, of a device's copies to its host.
+
+    Args:
+        way: "out" to the host, "back", or "both" at once.
+        devices: "one" device of a host copies, or "all"; then that of the slowest.
+        bytes_s: bytes a second.
+    """
+
+    way: str
+    devices: str
+    bytes_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What `sppo profile` measured, with all devices busy at once; figures of one device.
+    """What `sppo profile` or `sppo check` measured, with all devices busy at once; figures of the slowest device.
 
     Args:
         schema_version: version of the JSON layout.
@@ -67,6 +87,15 @@ class Profile:
         head_dim: elements of a head of the attention that was measured; older files do not say: 128.
         attention_calls: calls of attention, each way by itself, with heads of the same size, from which plans take
             their rates. Empty, as in older files: from the chunks of `attention`.
+        driver: version of the GPUs' driver; "" if unknown.
+        cudnn: version of cuDNN; "" without it.
+        copies: copies to the host and back, of one device and of all at once.
+        network_bytes_s: bytes a second to a device of another host, one way; None if there is one host.
+        all_to_all_bytes_s: bytes a second that leave a device in an all-to-all within a host; None for one device.
+        loop_wait_share: share of a copy to the host for which a loop of an unknown count waits; None: not measured.
+        beside_copies_share: share of a ring's rate that is left beside host copies; None: not measured.
+        pinning_bytes_s: bytes a second that the system pins for a device, while it does for all; None: not measured.
+        slowest_share: products' rate of the slowest device over the median; None: not measured.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -87,6 +116,15 @@ class Profile:
     overhead_tokens: float
     head_dim: int = 128
     attention_calls: tuple[AttentionCall, ...] = ()
+    driver: str = ""
+    cudnn: str = ""
+    copies: tuple[CopyFigure, ...] = ()
+    network_bytes_s: float | None = None
+    all_to_all_bytes_s: float | None = None
+    loop_wait_share: float | None = None
+    beside_copies_share: float | None = None
+    pinning_bytes_s: float | None = None
+    slowest_share: float | None = None
 
     @property
     def attention_flops_s(self) -> float:
@@ -159,7 +197,8 @@ def read_profile(path: Path) -> Profile:
     Raises:
         ValueError: the file cannot be read, is not a profile, or lacks figures; one line says what to change.
     """
-    rule, change = "a file of measured figures must be what sppo profile wrote", "make the file again with sppo profile"
+    rule = "a file of measured figures must be what sppo profile or sppo check wrote"
+    change = "make the file again with sppo profile"
     try:
         values = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -180,14 +219,17 @@ def profile_from_dict(values: Any) -> Profile:
     """
     if not isinstance(values, dict):
         raise ValueError(f"the file must hold an object, got {type(values).__name__}")
-    if values.get("schema_version") != SCHEMA_VERSION:
-        raise ValueError(f"schema_version must be {SCHEMA_VERSION}, got {values.get('schema_version')!r}")
-    # Older files have heads of 128 and no calls, and do not say so.
-    values = {"head_dim": 128, "attention_calls": []} | values
+    if "rows" in values and "matmul_flops_s" not in values:
+        raise ValueError("sppo check stored no rates: it ran on CPUs, or a row failed")
+    if values.get("schema_version") not in _READ:
+        raise ValueError(f"schema_version must be {' or '.join(map(str, _READ))}, got {values.get('schema_version')!r}")
+    # Older files do not say what has a default.
+    values = _DEFAULTS | {key: value for key, value in values.items() if key not in _BESIDE}
+    values["schema_version"] = SCHEMA_VERSION
     _check_keys(values, Profile, "")
     rows: dict[str, Any] = {}
     for key, kind in _LISTS.items():
-        if not isinstance(values[key], list) or not (values[key] or key == "attention_calls"):
+        if not isinstance(values[key], list) or not (values[key] or key in _DEFAULTS):
             raise ValueError(f"{key} must be a list of figures, got {values[key]!r}")
         for index, row in enumerate(values[key]):
             if not isinstance(row, dict):
@@ -196,13 +238,31 @@ def profile_from_dict(values: Any) -> Profile:
             _check_numbers(row, kind, f"{key}[{index}].", zero=("prefix_tokens",))
         rows[key] = tuple(kind(**row) for row in values[key])
     _check_calls(rows["attention_calls"])
-    _check_numbers(
-        values, Profile, "", none=("host_link_bytes_s", "link_bytes_s"), zero=("overhead_s", "overhead_tokens")
-    )
+    _check_copies(rows["copies"])
+    none = tuple(key for key, value in _DEFAULTS.items() if value is None)
+    zero = ("overhead_s", "overhead_tokens", "loop_wait_share", "beside_copies_share")
+    _check_numbers(values, Profile, "", none=("host_link_bytes_s", "link_bytes_s", *none), zero=zero)
     return Profile(**{**values, **rows})
 
 
-_LISTS = {"matmul": MatmulFigure, "attention": AttentionFigure, "attention_calls": AttentionCall}
+_LISTS = {
+    "matmul": MatmulFigure,
+    "attention": AttentionFigure,
+    "attention_calls": AttentionCall,
+    "copies": CopyFigure,
+}
+_DEFAULTS: dict[str, Any] = {
+    one.name: [] if one.default == () else one.default
+    for one in dataclasses.fields(Profile)
+    if one.default is not dataclasses.MISSING and one.name != "schema_version"
+}
+
+
+def _check_copies(copies: tuple[CopyFigure, ...]) -> None:
+    for index, copy in enumerate(copies):
+        for name, known in (("way", COPY_WAYS), ("devices", COPY_DEVICES)):
+            if getattr(copy, name) not in known:
+                raise ValueError(f"copies[{index}].{name} must be one of {known}, got {getattr(copy, name)!r}")
 
 
 def _check_calls(calls: tuple[AttentionCall, ...]) -> None:

@@ -19,7 +19,6 @@ from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.attention.pallas_blocks import target_of
 from sppo_jax.attention.spreading import sequence
 from sppo_jax.attention.spreading.sequence import Cache, Chunk, Split
-from sppo_jax.compat import to_device, to_host
 from sppo_jax.config import ExpertsConfig, ModelConfig
 from sppo_jax.hardware.measured_figures import AttentionFigure, MatmulFigure, Profile
 from sppo_jax.models.counts import ATTENTION_BACKWARD, LINEAR_BACKWARD, chunk_pairs, layer_costs
@@ -27,6 +26,7 @@ from sppo_jax.models.layers import DecoderLayer
 from sppo_jax.models.leaves import is_cast
 from sppo_jax.pipeline.block import Block, Projected, Weights
 from sppo_jax.plan.parts import cache_head_dim, cudnn_takes, pallas_takes
+from sppo_jax.profile.copies import WAYS, copy_bytes_s
 from sppo_jax.profile.tick import tick_seconds
 from sppo_jax.profile.timing import AXIS, Timer
 
@@ -100,6 +100,7 @@ _MODELS = {
     },
 }
 _FEW_TOKENS = 16
+_COPY_ROWS = 8
 
 
 def default_sizes(platform: str, *, quick: bool) -> Sizes:
@@ -362,13 +363,12 @@ def _link(timer: Timer, elements: int, dtype, say: Say) -> float | None:
 
 
 def _host_link(timer: Timer, sizes: Sizes, say: Say) -> float | None:
-    """Copies an array of the first device to pinned host memory and back."""
+    """Copies to pinned host memory and back, on all devices at once; returns the rate of the slower way."""
     if timer.devices[0].platform == "cpu":
         say("host copies: not measured, because on a CPU host memory is device memory")
         return None
-    array = jax.device_put(jnp.ones((sizes.stream_bytes // 8,), jnp.float32), timer.devices[0])
-    out, back = jax.jit(to_host), jax.jit(to_device)
-    on_host = jax.block_until_ready(out(array))
-    bytes_s = [array.nbytes / timer.call_seconds(call) for call in (lambda: out(array), lambda: back(on_host))]
-    say(f"host copies: {bytes_s[0] / 1e9:.4g} GB/s to the host, {bytes_s[1] / 1e9:.4g} GB/s back")
-    return min(bytes_s)
+    row_bytes = sizes.stream_bytes // (8 * _COPY_ROWS)
+    bytes_s = {way: timer.agreed_least(copy_bytes_s(timer, way, _COPY_ROWS, row_bytes)) for way in WAYS}
+    shown = ", ".join(f"{way} {rate / 1e9:.4g} GB/s" for way, rate in bytes_s.items())
+    say(f"host copies, all devices at once: {shown}")
+    return min(bytes_s.values())

@@ -71,6 +71,10 @@ class Timer:
 
         return list(map(turn_s, short_s, long_s))
 
+    def agreed_least(self, rates: list[float]) -> float:
+        """Returns the least of the rates of all devices, the same in all processes."""
+        return 1.0 / _agreed(1.0 / min(rates))
+
     def program(self, make: Callable[[], Any], turn: Callable[[Any], Any]) -> tuple[Callable, tuple[Any, ...]]:
         """Returns the jitted short loop of `seconds`, and its argument's shapes; the devices need not exist."""
 

@@ -72,15 +72,16 @@ def loop_writes(table: Table, shape: MemoryShape, stash: StashPlan, costs: CostM
     merged = merged_classes(table, stash, classes)
     of_class = [slot_bytes(merged.get(one, one), token)[1] / link_bytes_s for one in classes.distinct]
     token_s = before / costs.cluster.device.linear_flops_s(costs.compute_bytes) / shape.seq
+    wait_share = costs.cluster.device.loop_wait_share
     numbers, alone = classes.of_bundle.tolist(), _lone_ticks(table)
     found: list[Write] = []
     for tick, bundle, tokens, put in zip(table.ticks, table.tick_bundles, table.tick_tokens, put_s, strict=True):
         if bundle is None or len(found) in alone:
             found.append(Write())
         elif tick.kind == "F":
-            found.append(Write(of_class[numbers[bundle]] + put, token_s * tokens))
+            found.append(Write(of_class[numbers[bundle]] + put, token_s * tokens, wait_share))
         else:
-            found.append(Write(sums_s + put))
+            found.append(Write(sums_s + put, 0.0, wait_share))
     return tuple(found)
 
 

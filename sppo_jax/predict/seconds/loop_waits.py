@@ -33,14 +33,16 @@ class Write(NamedTuple):
     Attributes:
         copying_s: their seconds.
         before_s: seconds of the tick's compute before its first loop of an unknown number of iterations.
+        share: of the wait that a loop really waits, as measured; 1 where nothing was.
     """
 
     copying_s: float = 0.0
     before_s: float = 0.0
+    share: float = 1.0
 
     def tick_s(self, compute_s: float) -> float:
         """Returns the seconds of a tick that computes for so long."""
-        return max(self.copying_s, compute_s) + loop_wait_s(self.copying_s, self.before_s, compute_s)
+        return max(self.copying_s, compute_s) + self.share * loop_wait_s(self.copying_s, self.before_s, compute_s)
 
 
 def has_unknown_loops(platform: str, kernel: str) -> bool:

@@ -53,6 +53,7 @@ class LeastWaits:
         self._alpha = "hidden" if asked == "auto" else asked  # no other choice sends less
         self._link_bytes_s = request.cluster.host_link_bytes_s
         self._flops_s = request.cluster.device.linear_flops_s(request.compute_bytes)
+        self._wait_share = request.cluster.device.loop_wait_share
         self._rates: dict[tuple, _Rates] = {}
 
     def of_layout(self, layout: Layout, places: Places) -> float:
@@ -153,7 +154,7 @@ class LeastWaits:
 
     def _token_wait_s(self, rates: _Rates, share: float) -> float:
         sent_s = (share * rates.token.shared + rates.token.rest) / self._link_bytes_s
-        return max(0.0, sent_s - rates.before_s) * _ROUNDED
+        return max(0.0, sent_s - rates.before_s) * self._wait_share * _ROUNDED
 
     def _rates_of(self, layout: Layout, places: Places) -> _Rates:
         key = layout, places

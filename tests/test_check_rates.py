@@ -1,0 +1,129 @@
+"""What `sppo check` stores is what the planner reads: the slowest device of all processes counts."""
+
+import dataclasses
+import json
+
+import pytest
+
+from sppo_jax.check.rates import place_of, profile_of, to_json
+from sppo_jax.check.row import Row
+from sppo_jax.hardware import DEVICES
+from sppo_jax.hardware.attention_rates import AttentionCall
+from sppo_jax.hardware.cluster import measured, with_profile
+from sppo_jax.hardware.measured_figures import (
+    AttentionFigure,
+    MatmulFigure,
+    Profile,
+    profile_from_dict,
+    read_profile,
+)
+from sppo_jax.predict.seconds.loop_waits import Write
+
+MATMUL = MatmulFigure(rows=8192, inner=4096, columns=4096, flops_s=700e12)
+CHUNK = AttentionFigure(chunk_tokens=8192, prefix_tokens=0, forward_s=1.0, backward_s=2.5, flops_s=500e12)
+PROFILE = Profile(
+    device="h100",
+    jax="0.12.0.1",
+    date="2026-11-29",
+    dtype="bfloat16",
+    kernel="cudnn",
+    num_devices=4,
+    matmul_flops_s=700e12,
+    layer_flops_s=600e12,
+    matmul=(MATMUL,),
+    attention=(CHUNK,),
+    host_link_bytes_s=None,
+    link_bytes_s=None,
+    hbm_bytes_s=3e12,
+    overhead_s=1e-4,
+    overhead_tokens=100.0,
+)
+
+
+def found(**changes):
+    """Returns the figures of two processes of two devices each."""
+    calls = [
+        {"way": "forward", "queries": 32768, "keys": 32768, "flops_s": [580e12, 579e12]},
+        {"way": "backward", "queries": 32768, "keys": 32768, "flops_s": [490e12, 491e12]},
+    ]
+    rows = {
+        "software": {"facts": {"driver": "580.1", "cuDNN": "9.20.0"}},
+        "products": {"flops_s": [700e12, 630e12]},
+        "attention rates": {"attention": calls},
+        "host copies": {"all": {"out": [33e9, 31e9], "back": [34e9, 35e9]}, "alone": {"out": 48e9, "back": 49e9}},
+        "loops wait": {"wait_share": 0.8},
+        "pinning": {"pinning_bytes_s": 2e9},
+        "collectives in a host": {"ring": [340e9, 330e9], "all-to-all": [300e9, 310e9]},
+        "collectives between hosts": {"steps": [[45e9, 44e9], [48e9, 48e9]]},
+        "collectives beside copies": {"left": [0.9, 1.1]},
+        "rates": {"profile": dataclasses.asdict(PROFILE)},
+    }
+    return json.loads(
+        json.dumps({name: [{"host": host, **row} for host in "ab"] for name, row in (rows | changes).items()})
+    )
+
+
+def test_the_slowest_device_counts():
+    profile = profile_of(found())
+    assert profile is not None
+    assert (profile.driver, profile.cudnn, profile.host_link_bytes_s) == ("580.1", "9.20.0", 31e9)
+    assert profile.attention_calls[0] == AttentionCall(way="forward", queries=32768, keys=32768, flops_s=579e12)
+    assert (profile.link_bytes_s, profile.all_to_all_bytes_s, profile.network_bytes_s) == (330e9, 300e9, 44e9)
+    assert (profile.loop_wait_share, profile.beside_copies_share, profile.pinning_bytes_s) == (0.8, 0.9, 2e9)
+    assert profile.slowest_share == pytest.approx(630 / 665)
+
+
+def test_rows_that_failed_or_were_left_out_leave_the_datasheet():
+    assert profile_of({}) is None
+    failed = found(**{"host copies": {"error": "out of memory"}, "loops wait": {"error": "no"}})
+    profile = profile_of(failed)
+    assert profile.host_link_bytes_s is None and profile.loop_wait_share is None
+    assert profile_of(found(rates={"error": "no"})) is None
+
+
+def test_what_is_stored_is_read_again_and_planned_with(tmp_path):
+    path = tmp_path / "check.json"
+    figures = found()
+    rows = {name: Row(value="x") for name in figures}
+    path.write_text(json.dumps(to_json(rows, figures)))
+    assert read_profile(path) == profile_of(figures)
+    device = measured(DEVICES["h100"], path)
+    assert device.attention_rates.flops_s("forward", 32768, 32768) == 579e12
+    assert (device.host_link_bytes_s, device.link_bytes_s, device.network_bytes_s) == (31e9, 300e9, 44e9)
+    assert device.loop_wait_share == 0.8
+    with pytest.raises(ValueError, match="hardware.measured must be of the device that the plan is for, h200, got"):
+        measured(DEVICES["h200"], path)
+
+
+def test_a_check_on_cpus_stores_no_rates(tmp_path):
+    path = tmp_path / "check.json"
+    path.write_text(json.dumps(to_json({}, {})))
+    with pytest.raises(ValueError, match="sppo check stored no rates: it ran on CPUs, or a row failed"):
+        read_profile(path)
+
+
+def test_files_of_the_first_version_are_read():
+    old = {name: value for name, value in json.loads(json.dumps(dataclasses.asdict(PROFILE))).items() if name in OLD}
+    profile = profile_from_dict({**old, "schema_version": 1})
+    assert profile == PROFILE
+    assert with_profile(DEVICES["h100"], profile).loop_wait_share == 1.0
+    with pytest.raises(ValueError, match="schema_version must be 1 or 2, got 3"):
+        profile_from_dict({**old, "schema_version": 3})
+    with pytest.raises(ValueError, match=r"copies\[0\].way must be one of"):
+        profile_from_dict({**old, "schema_version": 2, "copies": [{"way": "up", "devices": "all", "bytes_s": 1.0}]})
+
+
+OLD = {
+    field.name
+    for field in dataclasses.fields(Profile)[: [f.name for f in dataclasses.fields(Profile)].index("head_dim")]
+}
+
+
+def test_a_loop_waits_for_the_measured_share():
+    assert Write(10.0, 2.0).tick_s(12.0) == 20.0
+    assert Write(10.0, 2.0, 0.5).tick_s(12.0) == 16.0
+
+
+def test_another_machine_has_another_file():
+    places = {place_of("h100", driver, cudnn, count) for driver in "ab" for cudnn in "cd" for count in (4, 8)}
+    assert len(places) == 8

@@ -16,7 +16,11 @@ READMES = [*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/README.md")]
 PAGES = sorted({*READMES, *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").rglob("*.md")})
 DOCS, CODE, RECORDS = ROOT / "docs", ("bench", "launch", "studies"), ROOT / "bench" / "results" / "records.md"
 # What came after the limit was set, a page or what was added to one, and its words: they raise the limit by as many.
-LATER: dict[str, int] = {}
+LATER: dict[str, int] = {
+    "docs/check.md": 440,
+    "docs/start/, a machine is checked first": 140,
+    "docs/first_gpu.md, the first ten minutes": 160,
+}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)]*)?\)")
 # Code, configs and scripts, whose comments and messages name pages.

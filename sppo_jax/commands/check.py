@@ -15,7 +15,7 @@ from sppo_jax.commands.command import (
     FAILED,
     Parser,
     load,
-    simulate_devices,
+    simulate,
     some_path,
 )
 from sppo_jax.commands.outputs import CHECKED, Output, check_outputs
@@ -23,11 +23,12 @@ from sppo_jax.config import Config, config_from_dict
 from sppo_jax.hardware import Cluster, visible_gpus
 from sppo_jax.plan.plan import Plan
 from sppo_jax.processes import distributed
-from sppo_jax.processes.prepare import (
+from sppo_jax.processes.environment import (
     add_xla_flag,
     gpus_may_start,
-    set_memory_limits,
+    set_limits,
     set_waiting_limits,
+    simulate_devices,
     skip_cuda_without_driver,
 )
 from sppo_jax.search.make import make_plan, resolve_cluster
@@ -78,7 +79,9 @@ def _given(args: Namespace, num_simulated: int) -> Config | None:
         return None
     if num_simulated:
         args.overrides.append(f"train.devices=cpu:{num_simulated}")
-    return load(args, together=True)
+    config = load(args)
+    simulate(config, together=True)
+    return config
 
 
 def _refuse_cpu(config: Config | None, num_simulated: int) -> None:
@@ -124,7 +127,7 @@ def _checked(args: Namespace, config: Config | None, num_simulated: int) -> int:
             uses_host = max(plan.predicted.host_bytes) > 0
             rows.wanted = wanted_of(cluster, plan, is_given=args.config is not None, uses_host=uses_host)
             set_waiting_limits(plan)
-            set_memory_limits(plan)
+            set_limits(plan)
             folder = temporary_folder(where)
             try:
                 check_devices(rows, _asked(args, config, plan, cluster, folder))

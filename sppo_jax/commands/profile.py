@@ -4,14 +4,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from sppo_jax.commands.command import DONE, Parser, some_path
 from sppo_jax.check.small import own_settings
+from sppo_jax.commands.command import DONE, Parser, some_path
 from sppo_jax.commands.outputs import FIGURES, Output, check_outputs
 from sppo_jax.commands.shipped import find_config
 from sppo_jax.config import config_from_dict, load_config
 from sppo_jax.hardware.measured_figures import Profile, write_profile
-from sppo_jax.processes.environment import simulate_devices, skip_cuda_without_driver, warn_of_unknown_flags
 from sppo_jax.processes import distributed
+from sppo_jax.processes.environment import simulate_devices, skip_cuda_without_driver, warn_of_unknown_flags
 
 
 def run(words: Sequence[str]) -> int:

@@ -21,7 +21,7 @@ from sppo_jax.train.metrics.record import Progress
 from sppo_jax.train.step import make_optimizer, make_schedule
 
 STEP = {"step": 5, "loss": 2.5, "tokens_per_s": 1234.5, "step_s": 0.25, "mfu": None, "hbm_peak_bytes": None}
-STEP |= {"places_per_s": 1240.0}
+STEP |= {"places_per_s": 1240.0, "learning_rate": 1e-4}
 
 
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (0, 10), (1, 10), (4, 10), (10, 10)])
@@ -174,14 +174,18 @@ def test_peak_memory_is_known_for_the_host():
 
 def test_progress_is_plain_lines_off_a_terminal(capsys):
     progress = Progress(10)
-    progress.log({**STEP, "mfu": 0.456, "host_peak_bytes": 3 * 2**30})
+    progress.log({**STEP, "token_accuracy": 0.456, "grad_norm": 1.234, "host_peak_bytes": 3 * 2**30})
     progress.say("between")
-    progress.log({**STEP, "places_per_s": 2469.0})
+    progress.log({**STEP, "grad_norm": None, "places_per_s": 2469.0})
     progress.close()
     out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("step  5/10  loss 2.5000  1,234 tokens/s  step 0.250 s  mfu 45.6%  host 3.0 GiB  eta 00:0")
+    assert out[0].startswith(
+        "step  5/10  loss 2.5000  accuracy 45.6%  norm 1.23  rate 1.00e-04  1,234 tokens/s  host 3.0 GiB  eta 00:0"
+    )
     assert out[1] == "between"
-    assert out[2].startswith("step  5/10  loss 2.5000  1,234 tokens/s of 2,469 places/s  step 0.250 s  eta 00:0")
+    assert out[2].startswith(
+        "step  5/10  loss 2.5000  norm not finite  rate 1.00e-04  1,234 tokens/s of 2,469 places/s  eta 00:0"
+    )
 
 
 def test_progress_is_a_bar_on_a_terminal(capsys, monkeypatch):
@@ -191,5 +195,5 @@ def test_progress_is_a_bar_on_a_terminal(capsys, monkeypatch):
     progress.log({**STEP, "step": 10, "places_per_s": 2469.0})
     progress.close()
     out = capsys.readouterr().out
-    assert "\r" in out and "10/10" in out and "loss 2.5000, 1,234 tokens/s" in out
+    assert "\r" in out and "10/10" in out and "loss 2.5000, rate 1.00e-04, 1,234 tokens/s" in out
     assert "1,234 tokens/s of 2,469 places/s" in out

@@ -33,10 +33,11 @@ def text_config(texts, **groups):
 
 
 def begun(config, run_dir, cluster=None):
-    """Returns the plan of a new run, which is written."""
-    lines = []
-    plan, problem = plan_of_run(config, cluster, run_dir, lines.append)
-    assert not problem and not lines
+    """Returns the plan of a new run, which is written: its own is shown, or the one for full documents before it."""
+    lines, shown = [], []
+    plan, problem = plan_of_run(config, cluster, run_dir, lines.append, shown.append)
+    assert not problem and len(shown) == 1 and len(lines) <= 1
+    assert shown[0].plan == plan or shown[0].plan.planned_for.documents == "full"
     run_dir.mkdir()
     write_run(run_dir, config, plan)
     return plan
@@ -47,13 +48,15 @@ def test_lengths_are_made_known_before_a_run_is_planned(texts, tmp_path):
     assert plan.planned_for.documents == "known" and 0 < plan.planned_for.attended < 1
     assert 0 < plan.predicted.documents_step_s < plan.predicted.step_s
     full = text_config(texts, sequence={"plan_for": "full"})
-    assert plan_of_run(full, None, tmp_path / "full", print)[0].planned_for.documents == "full"
+    assert plan_of_run(full, None, tmp_path / "full", print, print)[0].planned_for.documents == "full"
 
 
 def test_a_run_keeps_its_plan(texts, tmp_path):
     plan = begun(text_config(texts), tmp_path / "run")
     again = text_config(texts, train={"steps": 99}, optimizer={"lr": 0.5}, checkpoint={"every_steps": 3})
-    assert plan_of_run(again, None, tmp_path / "run", pytest.fail) == (plan, "")
+    shown = []
+    assert plan_of_run(again, None, tmp_path / "run", pytest.fail, shown.append) == (plan, "")
+    assert [(found.plan, found.fits) for found in shown] == [(plan, True)] and shown[0].memory.hbm
 
 
 @pytest.mark.parametrize(
@@ -67,7 +70,7 @@ def test_a_run_keeps_its_plan(texts, tmp_path):
 )
 def test_with_other_settings_or_devices_a_run_is_planned_again(texts, tmp_path, groups, devices, why):
     plan, lines = begun(text_config(texts), tmp_path / "run"), []
-    again, problem = plan_of_run(text_config(texts, **groups), devices, tmp_path / "run", lines.append)
+    again, problem = plan_of_run(text_config(texts, **groups), devices, tmp_path / "run", lines.append, print)
     assert not problem and again != plan and lines == [f"plans again, because {why}"]
 
 
@@ -84,7 +87,7 @@ def test_a_plan_that_cannot_be_followed_is_made_again(texts, tmp_path, text, why
         text = json.dumps({**older(plan.to_dict()), "schema_version": 12})
         assert Plan.from_json(text).planned_for.documents == "full"
     (tmp_path / "run" / "plan.json").write_text(text)
-    again, _ = plan_of_run(text_config(texts), None, tmp_path / "run", lines.append)
+    again, _ = plan_of_run(text_config(texts), None, tmp_path / "run", lines.append, print)
     assert again == plan and len(lines) == 1 and lines[0].startswith(f"plans again, because {why}")
 
 
@@ -96,14 +99,14 @@ def older(values):
 
 def test_where_no_plan_fits_no_data_are_read(texts, tmp_path, monkeypatch):
     monkeypatch.setattr(planned, "made_known", lambda config: pytest.fail("no plan fits anyway"))
-    _, problem = plan_of_run(text_config(texts), SMALL, tmp_path / "run", print)
+    _, problem = plan_of_run(text_config(texts), SMALL, tmp_path / "run", print, print)
     assert "over HBM by" in problem and "\n" not in problem and not (tmp_path / "cache").exists()
 
 
 def test_data_that_cannot_be_read_are_one_line(texts, tmp_path):
     (tmp_path / "none").mkdir()
     with pytest.raises(ValueError, match=r"data\.source must ") as error:
-        plan_of_run(text_config(texts | {"source": str(tmp_path / "none")}), None, tmp_path / "run", print)
+        plan_of_run(text_config(texts | {"source": str(tmp_path / "none")}), None, tmp_path / "run", print, print)
     assert "\n" not in str(error.value)
 
 

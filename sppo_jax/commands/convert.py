@@ -50,6 +50,13 @@ def run(words: Sequence[str]) -> int:
         choices=("auto", "float32", "bfloat16", "float16"),
         help="dtype of the tensors; that of the parameters by default",
     )
+    out.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        choices=("mtp",),
+        help="leave out layers that draft tokens, which are copied from the folder of the model otherwise",
+    )
     args = parser.parse_args(words)
     # Host memory is larger than a device's; jax is not imported yet.
     use_cpu()
@@ -117,6 +124,7 @@ def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _to_hf(args: Namespace) -> None:
     """Writes the parameters of a checkpoint as safetensors, with config.json and the tokenizer, if one is known."""
     from sppo_jax.commands.finished_folder import finish_folder
+    from sppo_jax.models.hf.copied import copied_from
     from sppo_jax.models.hf.write import check_new, to_hf
     from sppo_jax.train.checkpoints.read import find_checkpoint, load_params
 
@@ -125,7 +133,9 @@ def _to_hf(args: Namespace) -> None:
     like = args.like or _origin(config, checkpoint)
     # Refuse wrong input before anything large is read.
     check_new(args.target, 0)
-    shape_to_hf(config.model, like=read_config(like) if like else {}, length=0, dtype=args.dtype)
+    origin = read_config(like) if like else {}
+    family = shape_to_hf(config.model, like=origin, length=0, dtype=args.dtype)["model_type"]
+    copied_from(like, origin, config.model, family, args.without)
     if like:
         check_tokenizer(like, config.model.vocab_size)
 
@@ -142,7 +152,8 @@ def _to_hf(args: Namespace) -> None:
             copy_tokenizer(_folder_of(local_path(config.data.tokenizer or "", "data.tokenizer")), folder)
         finish_folder(folder, config, args.source, checkpoint)
 
-    to_hf(params, args.target, config=config.model, like=like, dtype=args.dtype, length=length, finish=finish)
+    given = dict(config=config.model, like=like, dtype=args.dtype, length=length, without=args.without)
+    to_hf(params, args.target, finish=finish, **given)
     print(f"wrote {num_params(config.model):,} parameters to {args.target} in {time.perf_counter() - start_s:.1f} s")
     if like is None:
         print(

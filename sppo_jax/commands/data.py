@@ -2,15 +2,17 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from sppo_jax.commands.command import DONE, config_parser, load
 from sppo_jax.data.open import prepare_data, write_parts
 from sppo_jax.data.storage.parts import parse_part
+from sppo_jax.data.summary.fill import fill_of
 from sppo_jax.data.summary.summary import as_dict, drawn, summarize
 from sppo_jax.files.whole import json_text
 from sppo_jax.report.data.text import data_text
-from sppo_jax.report.data.trained_line import trained_line
+from sppo_jax.report.data.trained_line import known_step_s, trained_line
 from sppo_jax.report.flex.line import teams_line
 
 
@@ -27,6 +29,10 @@ def run(words: Sequence[str]) -> int:
         return DONE
     data = prepare_data(config)
     summary = summarize(config, data) if data.sources else drawn(config, data)
+    sources = [(source.weight, source.training.corpus) for source in data.sources if source.training]
+    fill = fill_of(config, sources)
+    if fill and (line := fill.warning(config.train.steps, known_step_s(config))):
+        warnings.warn(line, stacklevel=2)
     lines = {"groups": teams_line(config, data.training), "trained": trained_line(config, summary)}
     if args.json:
         print(json_text(as_dict(summary) | lines, indent=2))

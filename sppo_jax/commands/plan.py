@@ -22,7 +22,7 @@ from sppo_jax.commands.command import (
 )
 from sppo_jax.commands.outputs import PAGE, TRACE, Output, check_outputs, files_read
 from sppo_jax.config import Config
-from sppo_jax.data.summary.known import documents_to_plan_for, known_documents, planned_for
+from sppo_jax.data.summary.known import documents_to_plan_for, known_documents, known_fill, planned_for
 from sppo_jax.files.whole import json_text
 from sppo_jax.report.plan.chrome_trace import chrome_trace
 from sppo_jax.report.plan.figures import Figures, figures_of
@@ -90,6 +90,9 @@ def _figures(config: Config, found: Found | None, bounds: dict[str, Bound]) -> F
         return None
     config, found = shown
     for line in without_effect(config, found.plan):
+        warnings.warn(line, stacklevel=2)
+    fill = known_fill(config)
+    if fill and (line := fill.warning(config.train.steps, found.plan.predicted.step_s)):
         warnings.warn(line, stacklevel=2)
     return figures_of(found, config, known_documents(config), planned_for(config, found.plan))
 

@@ -20,14 +20,17 @@ from sppo_jax.commands.command import (
 )
 from sppo_jax.config import Config
 from sppo_jax.config.load import is_given
+from sppo_jax.data.summary.known import known_documents, planned_for
 from sppo_jax.hardware import Cluster, visible_gpus
 from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.pinned import refusal
 from sppo_jax.processes import distributed
 from sppo_jax.processes.environment import gpus_may_start, skip_cuda_without_driver
 from sppo_jax.processes.output import Output
-from sppo_jax.report.draw.text_timeline import text_timeline
+from sppo_jax.report.plan.figures import figures_of
+from sppo_jax.report.plan.text import brief_text, plan_text
 from sppo_jax.search.make import resolve_cluster
+from sppo_jax.search.search import Found
 
 
 def run(words: Sequence[str]) -> int:
@@ -47,6 +50,7 @@ def run(words: Sequence[str]) -> int:
         help="without --run-dir: continue the newest unfinished run of this config in runs/",
     )
     parser.add_argument("--plan", type=some_path, help="a plan.json to follow instead of planning")
+    parser.add_argument("--verbose", action="store_true", help="print the plan as sppo plan --verbose does")
     args = parser.parse_intermixed_args(words)
     if isinstance(sys.stdout, Output):
         sys.stdout.drops = True  # a run continues without a reader
@@ -120,14 +124,21 @@ def _lack_of_host_memory(config: Config, plan: Plan, cluster: Cluster | None) ->
 
 def _planned(args: Namespace, config: Config, cluster: Cluster | None, run_dir: Path) -> tuple[Plan, str]:
     """Returns the plan of process 0, and why it does not fit; empty where it does."""
-    from sppo_jax.train.planned import plan_of_run
+    from sppo_jax.train.planned import found_again, plan_of_run
+
+    def show(found: Found) -> None:
+        planned = planned_for(config, found.plan)
+        figures = figures_of(found, config, known_documents(config), planned, cluster)
+        distributed.say(f"{plan_text(figures) if args.verbose else brief_text(figures)}\n")
 
     def planned() -> tuple[str, str]:
         if not distributed.is_main():
             return "", ""
         if args.plan:
-            return read_plan(args.plan, config).to_json(), ""
-        plan, problem = plan_of_run(config, cluster, run_dir, distributed.say)
+            plan = read_plan(args.plan, config)
+            show(found_again(plan, config, cluster))
+            return plan.to_json(), ""
+        plan, problem = plan_of_run(config, cluster, run_dir, distributed.say, show)
         return plan.to_json(), problem
 
     text, problem = distributed.together(planned, is_long=True)
@@ -145,13 +156,13 @@ def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> 
     cluster = distributed.cluster(config)
     distributed.together(lambda: check_trackers(config) if distributed.is_main() else None)
     changes = distributed.together(lambda: changes_since(run_dir, config))
-    plan, too_large = _planned(args, config, cluster, run_dir)
-    lack = too_large or _lack_of_host_memory(config, plan, cluster)
+    planned, too_large = _planned(args, config, cluster, run_dir)
+    lack = too_large or _lack_of_host_memory(config, planned, cluster)
     if lack:
         if distributed.is_main():
             print(lack, file=sys.stderr)
         return DOES_NOT_FIT
-    experiment = distributed.together(lambda: prepare(config, plan, cluster), is_long=True)
+    experiment = distributed.together(lambda: prepare(config, planned, cluster), is_long=True)
     plan = experiment.plan  # with sequence.groups chosen
     distributed.together(lambda: stack.enter_context(claimed(run_dir)) if distributed.is_main() else None)
     directory = checkpoint_directory(config, run_dir)
@@ -159,7 +170,8 @@ def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> 
         place = directory, "the directory of checkpoints", "checkpoint.dir"
         distributed.together(lambda: stack.enter_context(claimed(*place)) if distributed.is_main() else None)
     distributed.together(lambda: check_room(experiment, run_dir))
-    distributed.say(f"{plan.describe()}\n\n{text_timeline(plan.table())}\n")
+    if plan.groups != planned.groups:
+        distributed.say(f"sequence.groups is {plan.groups}: {plan.reasons.get('groups', '')}")
     for change in changes:
         distributed.say(f"changed since the run began: {change}")
     start = begin(experiment, run_dir)

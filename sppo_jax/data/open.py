@@ -22,7 +22,7 @@ from sppo_jax.data.rows.protocol import Rows
 from sppo_jax.data.rows.recall import RECALL, TRAINING, VALIDATION, RecallRows
 from sppo_jax.data.sources.open_source import jobs_of, load_corpus
 from sppo_jax.data.storage.parts import Job, Part, write_part
-from sppo_jax.data.tokens.encoding import open_encoder
+from sppo_jax.data.tokens.encoding import Encoder, open_encoder
 from sppo_jax.data.vocabulary import knows_the_model
 
 # The largest share of a source's tokens that is held out without a warning, if the config asks for less.
@@ -105,13 +105,14 @@ def prepare_data(config: Config) -> Data:
     for name, weight, corpus in corpora(data.validation_source or {}, data.validation_sources):
         held_out = pack_corpus(config, len(sources), corpus)
         sources.append(Source(name=name, weight=weight, training=None, validation=held_out))
-    # The tokens of a token file can be decoded only if a tokenizer is given, or if another source was text.
+    # The tokens of a token file can be decoded if a tokenizer is given, if a source was text, or by that of the model.
     readable = config.data.tokenizer is not None or encoder.cache_info().currsize
+    others = functools.partial(_words_or_numbers, encoder) if data.tokenizer is not None else _write_numbers
     validation = [(source.validation, source.weight) for source in sources if source.validation]
     return Data(
         training=_mix([(source.training, source.weight) for source in sources if source.training]),
         validation=_mix(validation) if validation else None,
-        decode=encoder().decode if readable else _write_numbers,
+        decode=encoder().decode if readable else others,
         sources=tuple(sources),
         fingerprint=_fingerprint(config, sources),
     )
@@ -234,6 +235,14 @@ def _fingerprint(config: Config, sources: Sequence[Source]) -> str:
                 digest.update(rows.read(0)["tokens"].tobytes())
                 digest.update(rows.corpus.digest.encode())
     return digest.hexdigest()[:16]
+
+
+def _words_or_numbers(encoder: Callable[[], Encoder], tokens: np.ndarray) -> str:
+    """Returns the text of tokens by the tokenizer of the model's folder, or their numbers where it has none."""
+    try:
+        return encoder().decode(tokens)
+    except ValueError:
+        return _write_numbers(tokens)
 
 
 def _write_numbers(tokens: np.ndarray) -> str:

@@ -58,7 +58,7 @@ def load_chats(config: DataConfig, files: Sequence[File], encoder: Encoder, leng
     job = chat_job(config, files, encoder, length)
     entry = tokenized(config, job)
     assert entry.tokens is not None
-    found = learned_of(entry.facts["learned"])
+    found = dataclasses.replace(learned_of(entry.facts["learned"]), kinds=("conversations",))
     warn_of_dropped(found, length, _ADVICE.get(config.chat.resolved().too_long, ""))
     warn_of_controls(found)
     warn_of_thoughts(found)

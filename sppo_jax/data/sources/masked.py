@@ -74,7 +74,7 @@ def open_masked(config: DataConfig, job: Job, length: int) -> Corpus:
     """
     entry = tokenized(config, job)
     assert entry.tokens is not None
-    found = learned_of(entry.facts["learned"])
+    found = dataclasses.replace(learned_of(entry.facts["learned"]), kinds=("rows",))
     warn_of_dropped(found, length)
     names, counts = [file.name for file in job.files], entry.facts["documents"]
     corpus = corpus_of(entry.tokens, entry.ends, names, counts, starts=entry.starts)

@@ -24,9 +24,10 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """A document: its source, its number of tokens, and its text in parts."""
+    """A document: its source, what it is, its number of tokens, and its text in parts."""
 
     where: str
+    noun: str
     tokens: int
     parts: tuple[Part, ...]
 
@@ -48,7 +49,8 @@ def conversation_of(data: Data, seed: int) -> Conversation | None:
             document = permuted(number, corpus.num_documents, key_of(seed))
             tokens, learned = split_words(corpus.read(int(corpus.starts[document]), int(corpus.ends[document])))
             if not learned.all():
-                return Conversation(where=name, tokens=len(tokens), parts=_parts(data, tokens, learned))
+                noun = "row" if corpus.learned.kinds == ("rows",) else "conversation"
+                return Conversation(where=name, noun=noun, tokens=len(tokens), parts=_parts(data, tokens, learned))
     return None
 
 

@@ -17,6 +17,7 @@ from sppo_jax.data.rows.recall import RECALL
 from sppo_jax.data.sources.open_source import LIBRARY, known_spans, load_corpus
 from sppo_jax.data.storage.parts import MADE_AGAIN
 from sppo_jax.data.storage.places import is_address
+from sppo_jax.data.summary.fill import Fill, fill_of
 from sppo_jax.data.tokens.encoding import Encoder, open_encoder
 from sppo_jax.data.vocabulary import knows_the_model
 from sppo_jax.plan.plan import Plan
@@ -42,6 +43,20 @@ def known_documents(config: Config) -> Documents | None:
         except (ValueError, OSError):
             # Whoever opens the data says what is wrong with the data.
             return None
+
+
+def known_fill(config: Config) -> Fill | None:
+    """Returns how full sequences are where every document has its own and lengths are known, as `known_documents`."""
+    if config.data.source == RECALL or config.data.pack != "none":
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            corpora = _corpora(config, lambda encoder, name, data: _known_corpus(config, encoder, name, data))
+        except (ValueError, OSError):
+            return None
+    few = [(weight, _few_pieces(corpus, _room(config))) for weight, corpus in corpora or ()]
+    return fill_of(config, few) if few else None
 
 
 def documents_to_plan_for(config: Config) -> Documents | None:
@@ -96,20 +111,30 @@ def _room(config: Config) -> int:
 
 def _documents(config: Config, open_source: Callable[..., Corpus | None]) -> Documents | None:
     """Returns the documents of sources that `open_source` opens, given an encoder, a name and settings."""
+    corpora = _corpora(config, open_source)
+    if corpora is None:
+        return None
+    fraction, packed = 0.0 if config.data.validation_sources else config.data.validation_fraction, []
+    for number, (weight, corpus) in enumerate(corpora):
+        rows = pack_corpus(config, number, split_corpus(_few_pieces(corpus, _room(config)), fraction)[0])
+        assert rows is not None
+        packed.append(Packed(weight, rows.layout.sizes, rows.layout.firsts))
+    return documents_of(packed, config.model, config.sequence.length)
+
+
+def _corpora(config: Config, open_source: Callable[..., Corpus | None]) -> list[tuple[float, Corpus]] | None:
+    """Returns the share and the documents of each source; None where some are not known."""
     data, vocab_size = with_tokenizer(config), config.model.vocab_size
     encoder = functools.cache(lambda: open_encoder(data, vocab_size=vocab_size))
-    fraction = 0.0 if data.validation_sources else data.validation_fraction
-    total, packed = sum(data.sources.values()), []
-    for number, (name, weight) in enumerate(data.sources.items()):
+    total, found = sum(data.sources.values()), []
+    for name, weight in data.sources.items():
         own = data.settings_of(name, data.source)
         opened = open_source(encoder, name, data.with_settings(own))
         corpus = within(opened, own.min_tokens, own.max_tokens) if opened is not None else None
         if corpus is None or not corpus.num_documents:
             return None
-        rows = pack_corpus(config, number, split_corpus(_few_pieces(corpus, _room(config)), fraction)[0])
-        assert rows is not None
-        packed.append(Packed(weight / total, rows.layout.sizes, rows.layout.firsts))
-    return documents_of(packed, config.model, config.sequence.length)
+        found.append((weight / total, corpus))
+    return found
 
 
 def _known_corpus(config: Config, encoder: Callable[[], Encoder], name: str, data: DataConfig) -> Corpus | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _WARN_SHARE = 0.01
-_TEXTS = ("marks", "controls", "first_lost")
+_TEXTS = ("marks", "controls", "first_lost", "kinds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,7 @@ class Learned:
         lost_thoughts: number of messages whose own thought the template leaves out.
         trained_without: number of these that are trained.
         first_lost: the place of the first one of each part.
+        kinds: what they are: conversations, rows, or both.
     """
 
     read: int = 0
@@ -49,6 +50,12 @@ class Learned:
     lost_thoughts: int = 0
     trained_without: int = 0
     first_lost: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+
+    @property
+    def noun(self) -> str:
+        """What the documents are called."""
+        return " and ".join(self.kinds) or "conversations"
 
     @property
     def kept_tokens(self) -> int:
@@ -98,7 +105,7 @@ def warn_of_dropped(found: Learned, length: int, advice: str = "") -> None:
     """
     if found.dropped > _WARN_SHARE * found.read:
         warnings.warn(
-            f"conversations must have something to learn in a sequence of {length:,} tokens, got {found.dropped:,} of "
+            f"{found.noun} must have something to learn in a sequence of {length:,} tokens, got {found.dropped:,} of "
             f"{found.read:,} without, which are left out ({found.too_long:,} are longer than a sequence); raise "
             f"sequence.length{advice and f', or {advice}'}",
             stacklevel=3,

@@ -71,7 +71,8 @@ class TensorFolder:
         found = self._find()
         self._paths = set(found.values())
         left_out = {name: match.group(1) for name in found if (match := _LEFT_OUT.match(name))}
-        self._left_out = Counter(left_out.values())
+        self._left_out, self._parts = Counter(left_out.values()), left_out
+        self._file_of_others = {name: found[name] for name in left_out}
         self._stored = {_text_name(name): name for name in found if name not in left_out}
         self._file_of = {name: found[stored] for name, stored in self._stored.items()}
 
@@ -173,6 +174,23 @@ class TensorFolder:
                 "(transformers 5 uses it, earlier versions ignore it); set tie_word_embeddings to false in config.json "
                 f"to use it, or save the model again without {HEAD}"
             )
+
+    def left_out(self, part: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Returns the dtype and the shape of each tensor of a part that is not imported, by the tensor's own name.
+
+        Args:
+            part: such as "mtp".
+        """
+        names = [name for name, of in self._parts.items() if of == part]
+        slices = ((name, self._open(self._file_of_others[name]).get_slice(name)) for name in names)
+        return {name: (found.get_dtype(), tuple(found.get_shape())) for name, found in slices}
+
+    def bytes_left_out(self, name: str) -> memoryview:
+        """Returns the bytes of a tensor that is not imported."""
+        import numpy as np
+
+        values = np.ascontiguousarray(self._open(self._file_of_others[name]).get_tensor(name))
+        return values.reshape(-1).view(np.uint8).data
 
     def read(self, name: str, part: tuple[slice, ...]) -> np.ndarray:
         """Reads a part of a tensor, one slice for each dim; returns a copy in the dtype of the file."""

@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +23,7 @@ from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.files.paths import local_path
 from sppo_jax.models.counts import num_params
 from sppo_jax.models.decoder import Decoder
+from sppo_jax.models.hf.copied import Copied, copied_from
 from sppo_jax.models.hf.folder import DTYPES, form_like
 from sppo_jax.models.hf.form import Form
 from sppo_jax.models.hf.read import path_name, shapes_by_path
@@ -45,6 +46,7 @@ def to_hf(
     length: int = 0,
     shard_bytes: int = SHARD_BYTES,
     finish: Callable[[Path], None] | None = None,
+    without: Collection[str] = (),
 ) -> None:
     """Writes a model as a folder that transformers loads; the folder appears whole or not at all.
 
@@ -54,14 +56,16 @@ def to_hf(
         path: the folder; must not be there, or be empty.
         config: the model's shape, where only parameters are given.
         like: Hugging Face folder from which special tokens, family, tokenizer and the form of experts' tensors are
-            taken; None: none are.
+            taken, and the layers that draft tokens, unchanged; None: none are.
         dtype: of the tensors: float32, bfloat16, float16, or auto: that of the parameters.
         length: tokens of the longest sequence it was trained on, for `max_position_embeddings`; 0: not known.
         shard_bytes: size above which tensors are written to several files with an index.
         finish: adds further files to the folder before it appears; None: adds none.
+        without: parts of `like` beside the language model that are not copied; "mtp" is the layers that draft tokens.
 
     Raises:
-        ValueError: the folder holds something, or the model has no counterpart in transformers.
+        ValueError: the folder holds something, the model has no counterpart in transformers, or a part of `like` is for
+            another vocabulary.
     """
     params = nnx.state(model, nnx.Param) if isinstance(model, Decoder) else model
     config = model.config if isinstance(model, Decoder) and config is None else config
@@ -76,9 +80,10 @@ def to_hf(
     name = str(leaves["embedding"].dtype) if dtype == "auto" else dtype
     if name not in DTYPES.values():
         raise ValueError(f"dtype must be auto, {', '.join(DTYPES.values())}, got {dtype!r}; choose one")
-    content = shape_to_hf(config, like=origin, length=length, dtype=name)
+    copied = copied_from(like, origin, config, family, without)
+    content = shape_to_hf(config, like=origin, length=length, dtype=name) | copied.keys
     with new_folder(path, num_params(config) * np.dtype(_numpy_dtype(name)).itemsize) as folder:
-        _write_tensors(folder, leaves, config, form, np.dtype(_numpy_dtype(name)), shard_bytes)
+        _write_tensors(folder, leaves, config, form, np.dtype(_numpy_dtype(name)), shard_bytes, copied)
         (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         if like is not None:
             copy_tokenizer(like, folder)
@@ -167,11 +172,13 @@ def _numpy_dtype(name: str) -> Any:
 
 
 def _write_tensors(
-    folder: Path, leaves: Mapping[str, jax.Array], config: ModelConfig, form: Form, dtype: np.dtype, shard_bytes: int
-) -> None:
+    folder: Path, leaves: Mapping[str, jax.Array], config: ModelConfig, form: Form, dtype: np.dtype, shard_bytes: int,
+    copied: Copied,
+) -> None:  # fmt: skip
     """Writes all tensors, in one file or in several with an index."""
-    shapes = tensor_shapes(config, form)
-    num_bytes = {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}
+    own, code = tensor_shapes(config, form), next(code for code, name in DTYPES.items() if name == dtype.name)
+    shapes, dtypes = {**own, **copied.shapes}, {**dict.fromkeys(own, code), **copied.dtypes}
+    num_bytes = {name: _num_bytes(shape, dtypes[name]) for name, shape in shapes.items()}
     shards = _shards(num_bytes, shard_bytes)
     of = {place.name: place for place in places(config, form)}
     sizes = {stack: sizes_of(config, stack) for stack in {place.rules[0].of_stack for place in of.values()}}
@@ -180,14 +187,13 @@ def _write_tensors(
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         file_of |= dict.fromkeys(names, file)
         with (folder / file).open("wb") as out:
-            _write_header(out, {name: shapes[name] for name in names}, dtype)
+            _write_header(out, {name: shapes[name] for name in names}, dtypes)
             for name in names:
-                out.write(
-                    _cast(_tensor(of[name], leaves, sizes[of[name].rules[0].of_stack]), dtype, name)
-                    .reshape(-1)
-                    .view(np.uint8)
-                    .data
-                )
+                if name in copied.shapes:
+                    out.write(copied.bytes_of(name))
+                    continue
+                values = _cast(_tensor(of[name], leaves, sizes[of[name].rules[0].of_stack]), dtype, name)
+                out.write(values.reshape(-1).view(np.uint8).data)
     if len(shards) > 1:
         index = {"metadata": {"total_size": sum(num_bytes.values())}, "weight_map": file_of}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
@@ -210,14 +216,17 @@ def _shards(num_bytes: Mapping[str, int], most: int) -> list[list[str]]:
     return shards
 
 
-def _write_header(out: IO[bytes], shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype) -> None:
+def _num_bytes(shape: tuple[int, ...], code: str) -> int:
+    return math.prod(shape) * np.dtype(_numpy_dtype(DTYPES[code])).itemsize
+
+
+def _write_header(out: IO[bytes], shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]) -> None:
     """Writes the header of a file, because the writer of the library needs all tensors of a file in memory at once."""
-    code = next(code for code, name in DTYPES.items() if name == dtype.name)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name, shape in shapes.items():
-        stop = start + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [start, stop]}
+        stop = start + _num_bytes(shape, dtypes[name])
+        header[name] = {"dtype": dtypes[name], "shape": list(shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

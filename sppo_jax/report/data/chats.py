@@ -22,7 +22,8 @@ def learned_text(summary: Summary, *, colour: bool) -> list[str]:
     counted = [source.learned for source in summary.sources if source.learned]
     if not counted:
         return []
-    found = [f"What is learned\n{_counts(sum(counted, Learned()))}"]
+    total = sum(counted, Learned())
+    found = [f"What is learned\n{_counts(total)}"]
     if summary.conversation:
         found.append(_shown(summary.conversation, colour=colour))
     return found
@@ -32,10 +33,10 @@ def _counts(found: Learned) -> str:
     kept = max(1, found.kept_tokens)
     lines = [
         f"{found.trained_tokens / kept:.1%} of the tokens are trained, as these say: {', '.join(found.marks)}",
-        f"{found.read:,} conversations read; {found.too_long:,} longer than a sequence, {found.cut:,} cut, "
+        f"{found.read:,} {found.noun} read; {found.too_long:,} longer than a sequence, {found.cut:,} cut, "
         f"{found.dropped:,} left out without trained tokens",
         f"{found.cut_tokens / max(1, found.tokens):.1%} of all tokens lie after cuts, "
-        f"{found.dropped_tokens / max(1, found.tokens):.1%} in conversations that are left out",
+        f"{found.dropped_tokens / max(1, found.tokens):.1%} in {found.noun} that are left out",
         control_line(found),
         thoughts_line(found),
     ]
@@ -44,7 +45,7 @@ def _counts(found: Learned) -> str:
 
 def _shown(conversation: Conversation, *, colour: bool) -> str:
     how = "green" if colour else "in [[ ]]"
-    title = f"A conversation of {conversation.where}, {conversation.tokens:,} tokens; what is trained is {how}"
+    title = f"A {conversation.noun} of {conversation.where}, {conversation.tokens:,} tokens; what is trained is {how}"
     parts = conversation.parts[:_MOST_PARTS]
     text = "".join(_marked(part, colour=colour) for part in parts)
     left = len(conversation.parts) - len(parts)

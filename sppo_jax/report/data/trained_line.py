@@ -21,9 +21,7 @@ def trained_line(config: Config, summary: Summary) -> str:
     if not (config.hardware.cluster or config.train.num_simulated_devices):
         return "trained tokens per second: not predicted, neither hardware.cluster nor train.devices names the devices"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a plan does not fit is for `sppo plan` to say
-            step_s = make_plan(config).predicted.step_s
+        step_s = _step_s(config)
     except ValueError as error:
         return f"trained tokens per second: not predicted, the config has no plan: {error}"
     places = config.num_sequences * config.sequence.length
@@ -32,6 +30,22 @@ def trained_line(config: Config, summary: Summary) -> str:
         f"trained tokens per second: {share * places / step_s:,.0f} of {places / step_s:,.0f} places ({share:.1%}; "
         f"predicted, {step_s:.4g} s per step)"
     )
+
+
+def known_step_s(config: Config) -> float | None:
+    """Returns the simulated seconds of a step; None where the settings do not name the devices, or have no plan."""
+    if not (config.hardware.cluster or config.train.num_simulated_devices):
+        return None
+    try:
+        return _step_s(config)
+    except ValueError:
+        return None
+
+
+def _step_s(config: Config) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a plan does not fit is for `sppo plan` to say
+        return make_plan(config).predicted.step_s
 
 
 def trained_share(summary: Summary) -> float:

@@ -137,7 +137,13 @@ class Figures:
         return self.plan.sequences_per_pipeline - self.table.num_sequences
 
 
-def figures_of(found: Found, config: Config, documents: Documents | None = None, planned_for: str = "") -> Figures:
+def figures_of(
+    found: Found,
+    config: Config,
+    documents: Documents | None = None,
+    planned_for: str = "",
+    cluster: Cluster | None = None,
+) -> Figures:
     """Derives a report's figures.
 
     Args:
@@ -145,9 +151,10 @@ def figures_of(found: Found, config: Config, documents: Documents | None = None,
         config: the settings for which it searched.
         documents: how the documents of `data.source` lie in sequences, if their lengths are known.
         planned_for: see `Figures`.
+        cluster: as for `make_plan`.
     """
     plan, outline = found.plan, found.plan.outline()
-    costs, shape = costs_of(plan, config), shape_of_plan(plan, config)
+    costs, shape = costs_of(plan, config, cluster), shape_of_plan(plan, config, cluster)
     seconds_of = costs.of_chunks(outline.chunk_lengths)
     copies = tick_copies(outline, shape, plan.stash, costs)
     step = simulate(outline, seconds_of, *copies)
@@ -173,15 +180,15 @@ def figures_of(found: Found, config: Config, documents: Documents | None = None,
         num_steps=config.train.steps,
         stall_s=config.train.stall_s,
         documents=documents,
-        documents_step_s=_documents_step_s(plan, config, documents) if documents else 0.0,
+        documents_step_s=_documents_step_s(plan, config, documents, cluster) if documents else 0.0,
         planned_for=planned_for,
     )
 
 
-def _documents_step_s(plan: Plan, config: Config, documents: Documents) -> float:
+def _documents_step_s(plan: Plan, config: Config, documents: Documents, cluster: Cluster | None) -> float:
     """Returns the seconds of a step of some documents, as the search has them where the plan is for these."""
     known_s = plan.predicted.documents_step_s
-    return documents_step_s(plan, config, documents) if known_s is None else known_s
+    return documents_step_s(plan, config, documents, cluster) if known_s is None else known_s
 
 
 def _copies(table: Table, shape: MemoryShape, stash: StashPlan) -> tuple[Copy, ...]:

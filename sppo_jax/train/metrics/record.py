@@ -41,7 +41,7 @@ class Progress:
         self._bar = tqdm(total=num_steps, initial=first, unit="step", file=sys.stdout) if is_terminal else None
 
     def log(self, metrics: Mapping[str, Any]) -> None:
-        """Shows the metrics of a step: step, loss, tokens and places per second, seconds, MFU, peak memory.
+        """Shows the metrics of a step: loss, token accuracy, gradient norm, rate, speed, peak memory, time left.
 
         Figures that are not finite are None.
         """
@@ -50,8 +50,7 @@ class Progress:
         if self._bar is None:
             print(self._line(metrics), flush=True)
             return
-        loss = format_figure(metrics["loss"], ".4f")
-        self._bar.set_postfix_str(f"loss {loss}, {_speed(metrics)}", refresh=False)
+        self._bar.set_postfix_str(", ".join(_learning(metrics)), refresh=False)
         self._bar.update(metrics["step"] - self._bar.n)
 
     def say(self, text: str) -> None:
@@ -69,18 +68,24 @@ class Progress:
     def _line(self, metrics: Mapping[str, Any]) -> str:
         step, width = metrics["step"], len(str(self._num_steps))
         left_s = (time.perf_counter() - self._start_s) / (step - self._first) * (self._num_steps - step)
-        parts = [
-            f"step {step:>{width}}/{self._num_steps}",
-            f"loss {format_figure(metrics['loss'], '.4f')}",
-            _speed(metrics),
-            f"step {format_figure(metrics['step_s'], '.3f')} s",
-        ]
-        if metrics.get("mfu") is not None:
-            parts.append(f"mfu {metrics['mfu']:.1%}")
+        parts = [f"step {step:>{width}}/{self._num_steps}", *_learning(metrics)]
         for key, name in (("hbm_peak_bytes", "device"), ("host_peak_bytes", "host")):
             if metrics.get(key) is not None:
                 parts.append(f"{name} {metrics[key] / 2**30:.1f} GiB")
         return "  ".join([*parts, f"eta {_clock(left_s)}"])
+
+
+# Of a step's line: the metric, its name there and its form.
+_LEARNING = (("token_accuracy", "accuracy", ".1%"), ("grad_norm", "norm", ".3g"), ("learning_rate", "rate", ".2e"))
+
+
+def _learning(metrics: Mapping[str, Any]) -> list[str]:
+    """Returns what a step learned and how fast; a figure that a step of another making does not have is left out."""
+    parts = [f"loss {format_figure(metrics['loss'], '.4f')}"]
+    for key, name, how in _LEARNING:
+        if key in metrics:
+            parts.append(f"{name} {format_figure(metrics[key], how)}")
+    return [*parts, _speed(metrics)]
 
 
 def _speed(metrics: Mapping[str, Any]) -> str:

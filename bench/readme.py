@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
+from textwrap import fill
 from unittest.mock import patch
 
 from bench.blocks import write_block
 from bench.row_keys import field_table, key_table
 from sppo_jax.cli import COMMANDS, main
 from sppo_jax.config import load_config
+from sppo_jax.config.hf.families import FAMILIES
+from sppo_jax.config.presets import PRESETS
 from sppo_jax.predict.seconds.simulate import simulate
 from sppo_jax.report.draw.timeline import timeline_svg
 from sppo_jax.report.plan.figures import figures_of
@@ -35,6 +38,7 @@ _ATTENTION, _BACKWARD, _HEAD = 8.0, 2.0, 0.02
 _LENGTH = 4096
 _WIDTH = 900
 _HELP_WIDTH = 100
+_WRAP = 120
 
 
 @dataclass(frozen=True)
@@ -151,8 +155,20 @@ def help_texts() -> str:
     return "\n\n".join(sections)
 
 
+def models() -> str:
+    """Returns the line of README.md on the models that are read and known by name."""
+    families = ", ".join(dict.fromkeys(family.models for family in FAMILIES.values()))
+    return fill(
+        f"* Hugging Face folders of {families}; {len(PRESETS)} shapes by name, GPT shapes of papers among them "
+        "([models](docs/huggingface.md)).",
+        _WRAP,
+        subsequent_indent="  ",
+    )
+
+
 # All blocks by page and name, and what makes them.
 BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
+    ("README.md", "models"): models,
     **{(printed.page, "plan"): printed.text for printed in PRINTED},
     ("docs/learn/why-chunks-stream.md", "streams"): streams,
     ("docs/cli.md", "help"): help_texts,

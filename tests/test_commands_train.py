@@ -42,7 +42,7 @@ def machine(monkeypatch):
 
 def test_a_plan_that_pins_more_than_the_machine_has_ends_with_exit_code_3(machine, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(planned, "plan_of_run", lambda *given: (a_plan(400), ""))
-    args = SimpleNamespace(plan=None, config="tiny.yaml")
+    args = SimpleNamespace(plan=None, config="tiny.yaml", verbose=False)
     assert train._train(args, machine, tmp_path / "run", None) == 3
     words = capsys.readouterr().err.splitlines()
     assert len(words) == 1 and "the plan pins 400 GiB of a host" in words[0] and "got a host with 300 GiB" in words[0]
@@ -51,7 +51,9 @@ def test_a_plan_that_pins_more_than_the_machine_has_ends_with_exit_code_3(machin
 
 def test_a_config_for_which_no_plan_fits_ends_with_exit_code_3_before_data_are_read(machine, tmp_path, capsys):
     config = replace(machine, hardware=replace(machine.hardware, hbm_bytes=1000))
-    assert train._train(SimpleNamespace(plan=None, config="tiny.yaml"), config, tmp_path / "run", None) == 3
+    assert (
+        train._train(SimpleNamespace(plan=None, config="tiny.yaml", verbose=False), config, tmp_path / "run", None) == 3
+    )
     words = capsys.readouterr().err.splitlines()
     assert len(words) == 1 and words[0].startswith("no plan fits") and not (tmp_path / "run").exists()
 

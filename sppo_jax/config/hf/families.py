@@ -23,6 +23,7 @@ class Family:
     """What is special to a family of models, and the defaults of keys that its config.json may leave out.
 
     Args:
+        models: the published models that it holds, as pages name them.
         architecture: the name of the class in transformers.
         qkv_bias: whether queries, keys and values have biases.
         output_bias: whether the attention output projection has a bias.
@@ -51,6 +52,7 @@ class Family:
         rope: rotary settings if the file has no section of them; None: those of an unscaled rotation.
     """
 
+    models: str
     architecture: str
     qkv_bias: bool = False
     output_bias: bool = False
@@ -80,20 +82,33 @@ _HYBRID: Mapping[str, Any] = dict(
     qk_norm=True, unit_norm=True, output_gate=True, head_dim=256, max_length=32768, rope_fraction=0.25
 )
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(architecture="LlamaForCausalLM", max_length=2048),
-    "mistral": Family(architecture="MistralForCausalLM", num_kv_heads=8, max_length=131072, sliding_window=4096),
-    "qwen2": Family(architecture="Qwen2ForCausalLM", qkv_bias=True, num_kv_heads=32, max_length=32768),
+    "llama": Family(
+        models="Llama 2 to 3.2",
+        architecture="LlamaForCausalLM", max_length=2048
+    ),
+    "mistral": Family(
+        models="Mistral",
+        architecture="MistralForCausalLM", num_kv_heads=8, max_length=131072, sliding_window=4096
+    ),
+    "qwen2": Family(
+        models="Qwen 2 and 2.5",
+        architecture="Qwen2ForCausalLM", qkv_bias=True, num_kv_heads=32, max_length=32768
+    ),
     "qwen3": Family(
+        models="Qwen 3",
         architecture="Qwen3ForCausalLM", qk_norm=True, num_kv_heads=32, head_dim=128, max_length=32768
     ),
     "qwen3_moe": Family(
+        models="Qwen 3 MoE",
         architecture="Qwen3MoeForCausalLM", qk_norm=True, num_kv_heads=4, max_length=32768, sliding_window=4096,
         fused_experts="halves",
     ),
     "smollm3": Family(
+        models="SmolLM3",
         architecture="SmolLM3ForCausalLM", num_kv_heads=4, max_length=32768, tied_embeddings=True, rope_theta=2e6
     ),
     "gemma3_text": Family(
+        models="Gemma 3",
         architecture="Gemma3ForCausalLM", qk_norm=True, norms="both", unit_norm=True, mlp="geglu", num_kv_heads=4,
         head_dim=256, max_length=131072, sliding_window=4096, tied_embeddings=True, rope_theta=1e6, local_theta=1e4,
         sizes={
@@ -102,19 +117,26 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     "olmo3": Family(
+        models="OLMo 3",
         architecture="Olmo3ForCausalLM", qk_norm=True, qk_norm_over_heads=True, norms="behind", max_length=2048,
         sliding_window=4096, norm_eps=1e-5, rope_theta=5e5, local_theta=5e5,
     ),
     "gpt_oss": Family(
+        models="gpt-oss",
         architecture="GptOssForCausalLM", qkv_bias=True, output_bias=True, sinks=True, num_kv_heads=8, head_dim=64,
         max_length=131072, sliding_window=128, fused_experts="interleaved", norm_eps=1e-5, rope_theta=150000.0,
         rope={"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False},
     ),
-    "qwen3_5_text": Family(architecture="Qwen3_5ForCausalLM", num_kv_heads=4, delta="apart", **_HYBRID),
+    "qwen3_5_text": Family(
+        models="Qwen 3.5 and 3.6",
+        architecture="Qwen3_5ForCausalLM", num_kv_heads=4, delta="apart", **_HYBRID
+    ),
     "qwen3_5_moe_text": Family(
+        models="Qwen 3.5 and 3.6 MoE",
         architecture="Qwen3_5MoeForCausalLM", num_kv_heads=2, fused_experts="halves", delta="apart", **_HYBRID
     ),
     "qwen3_next": Family(
+        models="Qwen3-Next",
         architecture="Qwen3NextForCausalLM", num_kv_heads=2, fused_experts="halves", delta="joined", **_HYBRID
     ),
 }  # fmt: skip

@@ -158,12 +158,8 @@ def help_texts() -> str:
 def models() -> str:
     """Returns the line of README.md on the models that are read and known by name."""
     families = ", ".join(dict.fromkeys(family.models for family in FAMILIES.values()))
-    return fill(
-        f"* Hugging Face folders of {families}; {len(PRESETS)} shapes by name, GPT shapes of papers among them "
-        "([models](docs/huggingface.md)).",
-        _WRAP,
-        subsequent_indent="  ",
-    )
+    text = f"* Hugging Face folders of {families}, dense or with experts; {len(PRESETS)} shapes by name."
+    return fill(text, _WRAP, subsequent_indent="  ")
 
 
 # All blocks by page and name, and what makes them.

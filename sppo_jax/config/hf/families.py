@@ -99,7 +99,7 @@ FAMILIES: Mapping[str, Family] = {
         architecture="Qwen3ForCausalLM", qk_norm=True, num_kv_heads=32, head_dim=128, max_length=32768
     ),
     "qwen3_moe": Family(
-        models="Qwen 3 MoE",
+        models="Qwen 3",
         architecture="Qwen3MoeForCausalLM", qk_norm=True, num_kv_heads=4, max_length=32768, sliding_window=4096,
         fused_experts="halves",
     ),
@@ -132,7 +132,7 @@ FAMILIES: Mapping[str, Family] = {
         architecture="Qwen3_5ForCausalLM", num_kv_heads=4, delta="apart", **_HYBRID
     ),
     "qwen3_5_moe_text": Family(
-        models="Qwen 3.5 and 3.6 MoE",
+        models="Qwen 3.5 and 3.6",
         architecture="Qwen3_5MoeForCausalLM", num_kv_heads=2, fused_experts="halves", delta="apart", **_HYBRID
     ),
     "qwen3_next": Family(

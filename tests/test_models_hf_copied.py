@@ -31,9 +31,10 @@ def base(tmp_path_factory):
 
 @pytest.mark.filterwarnings("ignore:.*left out here")
 @pytest.mark.parametrize("shard_bytes", [10**9, 4000])
-def test_an_export_has_the_bits_of_the_layers_that_draft(base, tmp_path, shard_bytes):
+def test_an_export_has_the_bits_of_the_layers_that_draft(base, tmp_path, monkeypatch, shard_bytes):
+    monkeypatch.setattr("sppo_jax.models.hf.write.SHARD_BYTES", shard_bytes)
     model = from_hf(base)
-    to_hf(model, tmp_path / "out", like=base, dtype="bfloat16", shard_bytes=shard_bytes)
+    to_hf(model, tmp_path / "out", like=base, dtype="bfloat16")
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     found = {name: x for file in files for name, x in load_file(file).items()}
     assert {name: (x.dtype, x.tobytes()) for name, x in found.items() if name.startswith("mtp")} == {

@@ -57,7 +57,8 @@ def read_bits(folder):
     return {name: (x.shape, x.tobytes()) for file in files for name, x in load_file(file).items()}
 
 
-def test_both_forms_are_read_alike_and_written_as_they_were_read(x64, folders, tmp_path):
+def test_both_forms_are_read_alike_and_written_as_they_were_read(x64, folders, tmp_path, monkeypatch):
+    monkeypatch.setattr("sppo_jax.models.hf.write.SHARD_BYTES", 30_000)
     names = read_bits(folders.fused)
     assert len([name for name in names if name.endswith("experts.gate_up_proj")]) == 2 and len(names) < 30
     model = from_hf(folders.fused, dtype="float64")
@@ -70,7 +71,7 @@ def test_both_forms_are_read_alike_and_written_as_they_were_read(x64, folders, t
         (None, folders.separate),
     ):
         out = tmp_path / str(like and like.name)
-        to_hf(model, out, like=like, shard_bytes=30_000)
+        to_hf(model, out, like=like)
         assert len(list(out.glob("*.safetensors"))) > 2
         assert read_bits(out) == read_bits(form)
         shape = read_shape(out)

@@ -59,7 +59,8 @@ def test_a_device_reads_its_experts_alone_and_without_a_folder_the_bits_are_the_
     chex.assert_trees_all_equal(got, whole)
     halves = [part[0] for name, part in reads if name == EXPERTS + "down_proj"]
     assert halves == [slice(0, 3), slice(3, 6)]
-    to_hf(got, tmp_path / "out", config=model.config, shard_bytes=30_000)
+    monkeypatch.setattr("sppo_jax.models.hf.write.SHARD_BYTES", 30_000)
+    to_hf(got, tmp_path / "out", config=model.config)
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 2
     assert read_bits(tmp_path / "out") == read_bits(folder)
     assert read_shape(tmp_path / "out") == read_shape(folder)

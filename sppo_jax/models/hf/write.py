@@ -33,6 +33,7 @@ from sppo_jax.models.hf.tensors import Place, parameter_shapes, places, sizes_of
 from sppo_jax.models.hf.tokenizer import copy_tokenizer, set_length
 from sppo_jax.processes.stopping import removed_if_stopped
 
+# Bytes of tensors above which an export has several files and an index.
 SHARD_BYTES = 5_000_000_000
 
 
@@ -44,7 +45,6 @@ def to_hf(
     like: str | Path | None = None,
     dtype: str = "auto",
     length: int = 0,
-    shard_bytes: int = SHARD_BYTES,
     finish: Callable[[Path], None] | None = None,
     without: Collection[str] = (),
 ) -> None:
@@ -59,7 +59,6 @@ def to_hf(
             taken, and the layers that draft tokens, unchanged; None: none are.
         dtype: of the tensors: float32, bfloat16, float16, or auto: that of the parameters.
         length: tokens of the longest sequence it was trained on, for `max_position_embeddings`; 0: not known.
-        shard_bytes: size above which tensors are written to several files with an index.
         finish: adds further files to the folder before it appears; None: adds none.
         without: parts of `like` beside the language model that are not copied; "mtp" is the layers that draft tokens.
 
@@ -83,7 +82,7 @@ def to_hf(
     copied = copied_from(like, origin, config, family, without)
     content = shape_to_hf(config, like=origin, length=length, dtype=name) | copied.keys
     with new_folder(path, num_params(config) * np.dtype(_numpy_dtype(name)).itemsize) as folder:
-        _write_tensors(folder, leaves, config, form, np.dtype(_numpy_dtype(name)), shard_bytes, copied)
+        _write_tensors(folder, leaves, config, form, np.dtype(_numpy_dtype(name)), copied)
         (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         if like is not None:
             copy_tokenizer(like, folder)
@@ -172,14 +171,13 @@ def _numpy_dtype(name: str) -> Any:
 
 
 def _write_tensors(
-    folder: Path, leaves: Mapping[str, jax.Array], config: ModelConfig, form: Form, dtype: np.dtype, shard_bytes: int,
-    copied: Copied,
-) -> None:  # fmt: skip
+    folder: Path, leaves: Mapping[str, jax.Array], config: ModelConfig, form: Form, dtype: np.dtype, copied: Copied
+) -> None:
     """Writes all tensors, in one file or in several with an index."""
     own, code = tensor_shapes(config, form), next(code for code, name in DTYPES.items() if name == dtype.name)
     shapes, dtypes = {**own, **copied.shapes}, {**dict.fromkeys(own, code), **copied.dtypes}
     num_bytes = {name: _num_bytes(shape, dtypes[name]) for name, shape in shapes.items()}
-    shards = _shards(num_bytes, shard_bytes)
+    shards = _shards(num_bytes, SHARD_BYTES)
     of = {place.name: place for place in places(config, form)}
     sizes = {stack: sizes_of(config, stack) for stack in {place.rules[0].of_stack for place in of.values()}}
     file_of = {}

@@ -71,7 +71,7 @@ def test_it_is_a_mixer_with_a_state():
     [
         pytest.param(90, 1, (90,), marks=pytest.mark.slow),
         pytest.param(90, 3, (40, 2, 48), marks=pytest.mark.slow),
-        (80, 30, (1, 70, 9)),
+        pytest.param(80, 30, (1, 70, 9), marks=pytest.mark.slow),
         (70, np.array([0] * 20 + [1] + [2] * 2 + [3] * 3 + [5] * 44, np.int32), (21, 1, 48)),
     ],
 )

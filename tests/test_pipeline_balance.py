@@ -31,7 +31,7 @@ PLANS = {
     "teams of one pipeline": dict(chunks=(16, 8, 8), sequences=4, mesh=(1, 2, 4), groups="flex", schedule="gpipe"),
     "teams, gathered": dict(chunks=(16, 16), sequences=4, mesh=(1, 1, 2), groups="flex", wave=4, **GATHERED),
 }
-IN_CI = ("data 2 and waves", "teams")
+IN_CI = ("data 2 and waves",)
 
 
 class Rows:

@@ -43,7 +43,7 @@ UNLIKE_SLOWLY = (
 # Groups of one layer: 15 and 49 have experts in some layers, 69 the fused kernel, 77 a waiting room. CI has a draw of
 # layers with a state, in test_pipeline_states.py.
 LONE_SLOWLY = (15, 49, 69, 75, 77, 79)
-OF_GPT_OSS_IN_CI, OF_GPT_OSS_SLOWLY = 164, range(30_000, 30_012)
+OF_GPT_OSS_SLOWLY = (164, *range(30_000, 30_012))
 KINDS = {"local": {"num_heads": 6, "num_kv_heads": 2, "head_dim": 4, "mlp_size": 9, "sliding_window": 6}}
 
 
@@ -75,9 +75,8 @@ def test_groups_of_one_layer_of_several_shapes_have_the_dense_loss_and_gradients
     compare(in_lone_groups(draw_kinds(seed)), seed, count=2, request=request)
 
 
-@pytest.mark.parametrize(
-    "seed", [OF_GPT_OSS_IN_CI, *[pytest.param(seed, marks=pytest.mark.slow) for seed in OF_GPT_OSS_SLOWLY]]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", OF_GPT_OSS_SLOWLY)
 def test_drawn_layers_as_in_gpt_oss_have_the_dense_loss_and_gradients(seed, request):
     compare(draw_gpt_oss(seed), seed, count=2, request=request)
 

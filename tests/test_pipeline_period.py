@@ -25,10 +25,8 @@ def test_more_drawn_periods_have_the_dense_loss_and_gradients(seed, request):
     compare(draw_period(seed), seed, count=2, request=request)
 
 
-@pytest.mark.parametrize(
-    "places",
-    [("period", "host", "recompute"), pytest.param(("host", "recompute", "recompute"), marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("places", [("period", "host", "recompute"), ("host", "recompute", "recompute")])
 def test_a_last_group_that_is_a_part_of_a_period_has_the_dense_loss_and_gradients(places, request):
     """Two periods of two layers and one layer more, which is stored with a layer of zeros; chunks of two lengths."""
     plan = dict(chunks=(12, 6, 12), schedule="breadth-first", interleave=3, places=places, alpha=1.0, kv="rebuild")

@@ -30,19 +30,15 @@ def test_more_drawn_windows_have_the_dense_loss_and_gradients(seed, request):
     compare(draw_window(seed), seed, count=2, request=request)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kv", "places", "layers", "mesh"),
     [
         ("rebuild", ("host", "recompute", "recompute"), "2x(local,full)", (1, 1, 1)),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("host", ("host", "host", "host"), "2x(local,full)", (1, 1, 2)),
-                ("rebuild", ("keep", "keep", "keep"), "4x(2xlocal,full)", (1, 2, 2)),
-                ("rebuild", ("host", "host", "recompute"), "full,2xlocal,full,local,full", (1, 1, 1)),
-                ("rebuild", ("host", "host", "recompute"), "6xlocal", (2, 1, 1)),
-            )
-        ),
+        ("host", ("host", "host", "host"), "2x(local,full)", (1, 1, 2)),
+        ("rebuild", ("keep", "keep", "keep"), "4x(2xlocal,full)", (1, 2, 2)),
+        ("rebuild", ("host", "host", "recompute"), "full,2xlocal,full,local,full", (1, 1, 1)),
+        ("rebuild", ("host", "host", "recompute"), "6xlocal", (2, 1, 1)),
     ],
 )
 def test_layers_with_a_window_have_a_tail_where_keys_and_values_come_again(kv, places, layers, mesh, request):

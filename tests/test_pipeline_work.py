@@ -61,7 +61,7 @@ def ideal_flops(plan, config):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "groups-of-two-layers")) for name in PLANS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "two-stages")) for name in PLANS]
 )
 def test_products_outside_attention_are_those_of_the_model_and_of_what_is_made_again(name, no_products_in_attention):
     plan, model = small_plan(CHUNKS, **PLANS[name]), small_model(dtype="float32", **SIZES)

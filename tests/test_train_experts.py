@@ -75,7 +75,8 @@ def dense():
     return trained(f, mesh, params, model)
 
 
-@pytest.mark.parametrize("place", ["host", pytest.param("device", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["host", "device"])
 def test_twenty_steps_are_those_of_the_dense_model(place, x64):
     model, order = make_model(), dict(schedule="breadth-first", interleave=2, kv="rebuild", weights="gathered")
     places = dict(places=("host", "recompute", "recompute"), alpha=1.0)

@@ -116,8 +116,9 @@ def _is_of(stored: dict[str, Any], found: Found) -> bool:
 
 
 def _choices(plan: dict[str, Any]) -> dict[str, Any]:
-    beside = ("predicted", "reasons", "version", "saves", "host_arrays", "host_pieces")
-    return {name: value for name, value in plan.items() if name not in beside}
+    """Return what a plan decides; of an older plan what it decides without having the field."""
+    beside = ("predicted", "reasons", "version", "saves", "host_arrays", "host_pieces", "schema_version")
+    return {"backward_queries": 0} | {name: value for name, value in plan.items() if name not in beside}
 
 
 def row(name: str, stored: dict[str, Any] | None) -> list[str]:

@@ -5,7 +5,8 @@
     python -m bench.waits --compile [WORD..]  compile first: all cases, or those whose name has a word; minutes each
 
 The cases are shipped configs, and drawn plans that are not shipped. Compiling needs the extra fit-gpu and writes
-results/waits.json, a row at a time. Nothing is run.
+results/waits.json, a row at a time: the copies of the compiled text, so that their seconds are judged by today's rates.
+Nothing is run.
 """
 
 import argparse
@@ -21,7 +22,8 @@ from bench.blocks import write_block
 from bench.rows import compile_rows, load_rows
 from bench.shipped import CONFIGS, names
 from sppo_jax.config import Config, config_from_dict, load_config
-from sppo_jax.fit.compiled import compile_plan
+from sppo_jax.fit.compiled import beside_copies, compile_plan
+from sppo_jax.fit.hlo.copies import Event, HostCopies, LoopWait, Together
 from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.seconds.simulate import simulate
 from sppo_jax.processes.environment import prepare_to_compile
@@ -103,8 +105,9 @@ def measure(name: str) -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "jax": fit.jax_version,
         "compile_s": round(fit.compile_s, 1),
-        "loops": fit.loops_share,
-        "exposed": fit.waiting_share,
+        "hbm_bytes": fit.largest.hbm_bytes,
+        "together": [[one.kind, one.times, [list(event) for event in one.events]] for one in fit.copies.together],
+        "loop_waits": [list(one) for one in fit.copies.loop_waits],
         "plan": {**plan.to_dict(), "reasons": {}},
     }
 
@@ -120,6 +123,25 @@ def predicted(name: str, plan: Plan) -> Shares:
     return Shares(found.waits_s / step_s, exposed_s / step_s)
 
 
+def compiled(name: str, row: dict[str, Any]) -> Shares:
+    """Return what the compiled text of a row says, in today's seconds of compute, as shares of the step of then."""
+    config, plan = config_of(name), Plan.from_dict(row["plan"])
+    together = [
+        Together(kind, times, tuple(Event(*event) for event in events)) for kind, times, events in row["together"]
+    ]
+    copies = HostCopies(
+        overlapped_bytes=0,
+        exposed_bytes=0,
+        kernel_bytes=None,
+        loops_unknown=0,
+        together=tuple(together),
+        loop_waits=tuple(LoopWait(*one) for one in row["loop_waits"]),
+    )
+    beside = beside_copies(config, plan, resolve_cluster(config))
+    step_s = plan.predicted.step_s
+    return Shares(copies.loops_s(*beside) / step_s, copies.waiting_s(*beside) / step_s)
+
+
 def load() -> dict[str, dict[str, Any]]:
     """Return the stored rows by case."""
     return load_rows(RESULTS)
@@ -131,8 +153,8 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(cells)} |", "|---" * len(cells) + "|"]
     for name, row in rows.items():
         plan = Plan.from_dict(row["plan"])
-        ours = predicted(name, plan)
-        shares = (ours.loops, row["loops"], ours.exposed, row["exposed"])
+        ours, theirs = predicted(name, plan), compiled(name, row)
+        shares = (ours.loops, theirs.loops, ours.exposed, theirs.exposed)
         cells = [name, f"{plan.predicted.step_s:,.2f} s", *(f"{share:.1%}" for share in shares), row["date"]]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

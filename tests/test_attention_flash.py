@@ -69,6 +69,20 @@ KNOWN = {
     "one document with a past": ("length % 128 = 64 and LSE below -88.7", 0, Known(True, True)),
     "one document with a past in a window": ("length % 128 = 64 and LSE below -88.7", 100, Known(True, True)),
 }
+# A pattern, what is known of it, among it the queries of a backward's call, and the keys of a tile.
+BLOCKS = {
+    "a past, two documents, three blocks": (
+        "length % 128 = 64 and LSE below -88.7, two documents",
+        Known(True, False, 64),
+        96,
+    ),
+    "one document without a past": ("one document, then padding", Known(False, True, 80), 64),
+    "documents that begin in the chunk": ("documents, then padding", Known(False, False, 70), 32768),
+    "documents of one token": ("a chunk of one-token documents", Known(True, False, 3), 4),
+    "padding alone": ("padding alone", Known(False, True, 8), 32768),
+    "a past and one document": ("length % 128 = 64 and LSE below -88.7", Known(True, True, 100), 100),
+}
+BLOCKS_IN_CI = tuple(BLOCKS)[:3]
 KNOWN_IN_CI = "a document that begins in the chunk", "padding alone in a window"
 
 
@@ -148,6 +162,23 @@ def test_bands_are_plain_attention_in_a_window(name, x64, dirty):
 def test_what_is_known_while_tracing_changes_no_value(name, x64, dirty):
     pattern, window, known = KNOWN[name]
     assert_plain(PATTERNS[pattern], "float64", window, known)
+
+
+@pytest.mark.parametrize(
+    "name", [*BLOCKS_IN_CI, *(pytest.param(one, marks=pytest.mark.slow) for one in BLOCKS if one not in BLOCKS_IN_CI)]
+)
+def test_blocks_of_queries_change_no_value(name, x64, dirty, monkeypatch):
+    pattern, known, tile = BLOCKS[name]
+    calls, backward = [], cudnn.backward
+
+    def record(operands, results, **how):
+        calls.append(operands.q_NTH.shape[1])
+        return backward(operands, results, **how)
+
+    monkeypatch.setattr(flash.cudnn, "backward", record)
+    monkeypatch.setattr(flash, "MAX_TILE", tile)
+    assert_plain(PATTERNS[pattern], "float64", 0, known)
+    assert max(calls) <= known.backward_queries and len(calls) == 2 + known.has_past
 
 
 def assert_plain(pattern, dtype, window=0, known=NOTHING_KNOWN):

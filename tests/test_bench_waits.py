@@ -6,9 +6,9 @@ from bench.blocks import read_block
 
 def test_the_table_is_of_todays_planner():
     stored = waits.load()
-    assert len(stored) == 2 and read_block(waits.DOCUMENT, "waits") == waits.table(stored).strip()
-    other = {name: {**row, "loops": 0.5} for name, row in stored.items()}
-    assert waits.table(other) != waits.table(stored)
+    assert stored and read_block(waits.DOCUMENT, "waits") == waits.table(stored).strip()
+    name, row = next(iter(stored.items()))
+    assert waits.table({name: {**row, "together": [], "loop_waits": []}}) != waits.table({name: row})
 
 
 def test_every_case_has_a_config_of_its_own():

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from report_cases import MODEL
 
-from sppo_jax.config import config_from_dict
+from sppo_jax.commands.plan import run
+from sppo_jax.config import config_from_dict, to_yaml
 from sppo_jax.data.content import token_files
 from sppo_jax.data.open import open_data
+from sppo_jax.data.rows.flex import window_pieces
 from sppo_jax.data.summary import known
-from sppo_jax.data.summary.known import documents_to_plan_for, known_documents, made_known, planned_for
+from sppo_jax.data.summary.known import documents_to_plan_for, known_documents, known_rows, made_known, planned_for
+from sppo_jax.report.flex.line import gain_of_teams
 from sppo_jax.search.search import search
 
 LENGTH = 64
@@ -179,3 +182,32 @@ def test_what_a_plan_is_for(tmp_path, source, groups, is_for, line):
     assert (documents is not None) == is_for
     plan = search(config, documents=documents).plan
     assert planned_for(config, plan) == line and (plan.planned_for.documents == "known") == is_for
+
+
+def test_the_row_of_documents_has_the_gain_of_teams(tmp_path, capsys):
+    source = {write(tmp_path / "a.bin", [7, 30, 9] * 40): 3, write(tmp_path / "b.bin", [5] * 90): 1}
+    base = {"model": MODEL, "train": {"steps": 1}, "mesh": {"seq": 4}, "hardware": {"cluster": "h100:1x4"}}
+    data = {"source": source, "separator": 0, "validation_fraction": 0.0}
+
+    def asked(groups, data=data):
+        sequence = {"length": LENGTH, "groups": groups, "per_step": 4, "ulysses": 1}
+        return config_from_dict(base | {"sequence": sequence, "data": data})
+
+    config = asked("flex")
+    rows, plan = known_rows(config), search(config).plan
+    for number in range(3):
+        of_run = window_pieces(open_data(config).training, number, 4)
+        found = window_pieces(rows, number, 4)
+        assert all(np.array_equal(getattr(found, name), getattr(of_run, name)) for name in ("row", "begin", "size"))
+    gain = gain_of_teams(config, plan, rows)
+    assert gain >= 1 and gain_of_teams(config, plan, None) is None
+    assert gain_of_teams(asked("static"), plan, rows) is None
+    path = tmp_path / "flex.yaml"
+    path.write_text(to_yaml(config))
+    assert run([str(path)]) == 0
+    assert f"teams make it {gain:.2f}x as fast as packed rows" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_plan_is_for_known_documents_or_full_ones():
+    with pytest.raises(ValueError, match=r"sequence.plan_for must be documents \| full, got 'some'"):
+        config_from_dict({"model": MODEL, "sequence": {"length": LENGTH, "plan_for": "some"}, "train": {"steps": 1}})

@@ -89,14 +89,17 @@ def test_copies_wait_for_what_the_products_beside_them_leave():
     assert copies.waiting_s(1.0, 1.0, {}) == 3 * (64 + 64)
 
 
-def test_a_tick_has_its_least_attention_beside_its_copies():
+def test_a_tick_has_what_its_chunk_takes_besides_products_beside_its_copies():
     name = 'calls=%r, metadata={op_name="jit(step)/while/body/backward_tick_without_ends/dynamic_slice"}'
     nothing, some = (host_copies(text.replace("calls=%r", name)) for text in (HLO, HLO.replace(READ, READ + PRODUCT)))
     for copies, flops in ((nothing, 0), (some, 2 * 4 * 8 * 16)):
         assert [sized(one) for one in copies.together if one.kind == "B"] == [[(64, flops)]]
-    assert nothing.waiting_s(1.0, 1e9, {"B": 60.0}) == nothing.waiting_s(1.0, 1e9, {})
-    assert some.waiting_s(1.0, 1e9, {"F": 60.0}) == some.waiting_s(1.0, 1e9, {})
-    assert some.waiting_s(1.0, 1e9, {}) - some.waiting_s(1.0, 1e9, {"B": 60.0}) == pytest.approx(3 * 60)
+    assert nothing.waiting_s(1.0, 1e9, {"B": (60.0,)}) == nothing.waiting_s(1.0, 1e9, {})
+    assert some.waiting_s(1.0, 1e9, {"F": (60.0,)}) == some.waiting_s(1.0, 1e9, {})
+    assert some.waiting_s(1.0, 1e9, {}) - some.waiting_s(1.0, 1e9, {"B": (60.0,)}) == pytest.approx(3 * 60)
+    # Of four chunks one covers a part of the 64 seconds, one nothing, and two all of them.
+    chunks = {"B": (60.0, 0.0, 70.0, 1000.0)}
+    assert some.waiting_s(1.0, 1e9, {}) - some.waiting_s(1.0, 1e9, chunks) == pytest.approx(3 * (60 + 64 + 64) / 4)
 
 
 def test_copies_of_one_direction_that_are_under_way_together_share_the_link():

@@ -13,6 +13,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxprs import is_host, walk
 
+from sppo_jax.attention import cudnn
 from sppo_jax.attention.validate import KEYS
 from sppo_jax.pipeline import api
 from sppo_jax.pipeline.api import Step, value_and_grad
@@ -143,6 +144,7 @@ def test_the_vocabulary_is_met_in_ticks_with_ends_and_in_no_other(schedule, sequ
 
 LOOPS_OF_ATTENTION = {
     "a past, documents": (2, dict(chunks=(8, 8))),
+    "a past, documents, blocks of queries": (2, dict(chunks=(8, 8), backward_queries=4)),
     "documents": (1, dict(chunks=(16,))),
     "a past": (1, dict(chunks=(8, 8), sequence_documents="one")),
     "nothing": (0, dict(chunks=(16,), sequence_documents="one", mesh=(1, 2, 2), kind="ring", ring_pass="kv")),
@@ -155,17 +157,27 @@ LOOPS_OF_ATTENTION = {
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in ("a past, documents", "nothing") else pytest.param(name, marks=pytest.mark.slow)
+        name
+        if name in ("a past, documents, blocks of queries", "nothing")
+        else pytest.param(name, marks=pytest.mark.slow)
         for name in LOOPS_OF_ATTENTION
     ],
 )
-def test_attention_loops_over_nothing_whose_count_the_plan_knows(name):
+def test_attention_loops_over_nothing_whose_count_the_plan_knows(name, monkeypatch):
     """Loops whose count is known are scans."""
     loops, changes = LOOPS_OF_ATTENTION[name]
+    queries, backward = set(), cudnn.backward
+
+    def record(operands, results, **how):
+        queries.add(operands.q_NTH.shape[1])
+        return backward(operands, results, **how)
+
+    monkeypatch.setattr(cudnn, "backward", record)
     _, program, found = trace(**{"kernel": "cudnn", **changes})
     calls = sum(spec.is_compute for spec in bodies(program.items))
     ring = 2 if changes.get("kind") == "ring" else 1  # the last hop is behind its loop
     names = Counter(item.name for item in found)
+    assert queries and max(queries) <= changes.get("backward_queries", 16)
     assert calls >= 2 and (names["while"], names["cond"]) == (loops * calls * ring, 0)
 
 

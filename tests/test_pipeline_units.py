@@ -82,6 +82,22 @@ def test_one_chunk_of_several_documents_has_the_dense_loss_and_gradients(name, r
     compare(Case(case.plan | dict(kernel="cudnn"), case.model), seed=2, count=3, request=request)
 
 
+BLOCKS = dict(kernel="cudnn", backward_queries=5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name, case in SLOWLY.items() if not case.model.get("sliding_window")],
+)
+@pytest.mark.slow
+def test_backwards_in_blocks_of_queries_have_the_dense_loss_and_gradients(name, request):
+    """Blocks of 3 to 5 queries of a ring member, of several documents and of one."""
+    case = SLOWLY[name]
+    compare(Case(case.plan | BLOCKS, case.model), seed=3, count=3, request=request)
+    if "ring" not in name:
+        compare(Case(case.plan | ONE | BLOCKS, case.model), seed=4, count=3, batches=one_document, request=request)
+
+
 def test_batches_are_as_they_say():
     drawn = list(one_document(np.random.default_rng(0), small_plan((16,), sequences=4), 20, 4))
     counts = {int(count) for batch in drawn for count in (batch["document_ids"] >= 0).sum(1)}

@@ -9,6 +9,7 @@ from sppo_jax.config import config_from_dict
 from sppo_jax.fit.hlo.copies import HostCopies, LoopWait
 from sppo_jax.hardware import parse_cluster
 from sppo_jax.models.counts import layer_costs
+from sppo_jax.predict.seconds import copies as copies_module
 from sppo_jax.predict.seconds.copies import loop_writes, tick_copies
 from sppo_jax.predict.seconds.loop_waits import Write, flops_before_loops, has_unknown_loops, loop_wait_s
 from sppo_jax.predict.seconds.simulate import simulate
@@ -54,7 +55,9 @@ def test_a_compiled_program_and_a_plan_are_judged_by_one_rule():
     for link, rate, attention_s in itertools.product((1.0, 10.0), (1.0, 10.0), (0.0, 7.0)):
         beside_s = 300 / rate + attention_s
         want_s = 3 * loop_wait_s(320 / link, 100 / rate, beside_s)
-        assert copies.loops_s(link, rate, {"F": attention_s}) == pytest.approx(want_s)
+        assert copies.loops_s(link, rate, {"F": (attention_s,)}) == pytest.approx(want_s)
+        several = (copies.loops_s(link, rate, {"F": (attention_s, 0.0)}), copies.loops_s(link, rate, {}))
+        assert several[0] == pytest.approx((want_s + several[1]) / 2)
 
 
 def test_only_the_fused_kernel_of_gpus_has_such_loops():
@@ -109,8 +112,12 @@ def test_no_loop_is_charged_where_the_plan_knows_its_count():
     ],
     ids=["two chunks", "a pipeline", "chunks wait"],
 )
-def test_what_is_charged_is_what_leaves_the_device(groups):
-    """All bytes to the host, each once; a stash is charged in the forward that makes it, a tick early."""
+def test_what_is_charged_is_what_leaves_the_device(groups, monkeypatch):
+    """All bytes to the host, each once; a stash is charged in the forward that makes it, a tick early.
+
+    But for those of the first forward, and those that a head runs beside.
+    """
+    monkeypatch.setattr(copies_module, "_heads_before", lambda table, costs: [0.0] * len(table.ticks))
     config, plan = planned(**groups)
     table, shape = plan.table(), shape_of_plan(plan, config)
     sizes = unit_bytes(table, shape, plan.stash, moved=True)
@@ -125,6 +132,18 @@ def test_what_is_charged_is_what_leaves_the_device(groups):
         if tick.kind == "F" and tick.units[0] is None
     )
     assert sum(write.copying_s for write in writes) * link - idle == pytest.approx(sent)
+
+
+def test_the_first_forward_and_those_behind_heads_wait_for_less():
+    """As compiled: of eight forwards of two groups of layers, the four between the first and the first head wait."""
+    pins = dict(mesh={"pipe": 1}, schedule={"name": "breadth-first", "interleave": 2})
+    config, plan = planned(**pins, sequence={"length": 2**16, "chunks": 4})
+    table, writes, costs = plan.outline(), writes_of(config, plan), costs_of(plan, config)
+    assert "".join(tick.kind for tick in table.ticks[:12]) == "FFFFFHFHFHFH"
+    whole = writes[1].copying_s
+    head_s = costs.seconds("H", 0, 2**14, table.tick_shapes[5])
+    want = [0, *[whole] * 4, 0, *[max(0.0, whole - head_s), 0] * 2]
+    assert [write.copying_s for write in writes[:10]] == pytest.approx(want) and head_s > 0
 
 
 def test_a_step_is_longer_by_what_its_loops_wait():
@@ -148,7 +167,7 @@ def test_what_a_lone_tick_writes_is_copied_by_kernels():
         writes = writes_of(config, plan)
         assert sum(write.copying_s > 0 for write in writes) == charged
         two = planned(**pins, sequence={"length": 2**17, "chunks": 2})
-        assert sum(write.copying_s > 0 for write in writes_of(*two)) == 2 * groups - 1
+        assert sum(write.copying_s > 0 for write in writes_of(*two)) == 2 * groups - 2
 
 
 def test_the_slowest_stage_decides_how_long_a_tick_waits():

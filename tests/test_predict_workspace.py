@@ -27,3 +27,13 @@ def test_the_call_of_a_plan():
     # A chunk without a past: the keys are its own.
     assert workspace_bytes(alone, 131072, 131072) == 4 * (516 + 512) * MIB
     assert workspace_bytes(MemoryShape(model=LLAMA, layers=2, seq=1, ulysses=1, compute_bytes=2), 32768, 2**20) == 0
+
+
+def test_blocks_of_queries_take_less():
+    """One H100: a call of 8192 queries took 641 MiB by this formula where one of 32768 took 1028."""
+    alone = MemoryShape(model=LLAMA, layers=2, seq=1, ulysses=1, compute_bytes=2, kernel="cudnn", backward_queries=8192)
+    assert workspace_bytes(alone, 32768, 2**20) == (129 + 512) * MIB
+    assert workspace_bytes(alone, 131072, 131072) == (129 + 512) * MIB
+    # Two blocks of 6144; a chunk shorter than a block is one.
+    assert workspace_bytes(alone, 12288, 2**20) == 129 * MIB * 3 // 4 + 512 * MIB
+    assert workspace_bytes(alone, 4096, 2**20) == 129 * MIB // 2 + 512 * MIB

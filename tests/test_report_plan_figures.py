@@ -136,7 +136,12 @@ def test_a_plan_says_what_a_step_of_known_documents_takes():
     assert "; the plan is for full documents" in text
     assert "documents of data.source" not in brief_text(plain)
     assert plan_dict(plain)["documents"] is None
-    known = {"mean_tokens": mean, "attended": documents.attended, "step_s": figures.documents_step_s}
+    known = {
+        "mean_tokens": mean,
+        "attended": documents.attended,
+        "step_s": figures.documents_step_s,
+        "teams_gain": None,
+    }
     assert plan_dict(figures) == plan_dict(plain) | {"documents": known}
 
 

@@ -12,7 +12,10 @@ members has a band of window / R keys.
 Where every chunk begins its sequence there are no keys before it, and no rectangle. Where a sequence has one document
 at most there is one triangle or band, of no queries if the chunk is padding alone. Both are known while tracing.
 
-Letters: T queries of a chunk on one ring member, S keys of a member's buffer.
+A backward may take fewer queries in a call than a chunk has. Then the chunk's queries are cut into blocks. The triangle
+of a document is a triangle in each block, and a rectangle of what the block sees of the blocks before it.
+
+Letters: T queries of a chunk on one ring member, S keys of a member's buffer, B blocks of queries.
 """
 
 from typing import NamedTuple
@@ -23,15 +26,20 @@ from jax import lax
 
 from sppo_jax.arrays import buffers
 from sppo_jax.attention.tags import Tags
+from sppo_jax.program.past_tile import block_size
 
 _FAR = 2**31 - 1
 
 
 class Known(NamedTuple):
-    """What is known of every chunk while tracing: whether keys may lie before it, and whether it has one document."""
+    """What is known of every chunk while tracing: whether keys may lie before it, and whether it has one document.
+
+    `backward_queries`: how many queries a call of a backward takes at most; 0: any number.
+    """
 
     has_past: bool = True
     one_document: bool = False
+    backward_queries: int = 0
 
 
 NOTHING_KNOWN = Known()
@@ -45,13 +53,25 @@ class Past(NamedTuple):
     keys: jax.Array
 
 
+class Cut(NamedTuple):
+    """What blocks of queries see of their own chunk.
+
+    `rectangles`, [B] each: what a block's first queries see of the blocks before it, if their document began there.
+    `triangles`: the documents, cut where a block ends.
+    """
+
+    rectangles: Past
+    triangles: "Spans"
+
+
 class Spans(NamedTuple):
     """The rectangle and the triangles of a chunk's queries and one member's keys; int32, scalars or [D] by document.
 
     `past` is None where nothing is past besides the documents' bands. D is T, or 1 for one document at most. Document d
     of `num_documents` in the chunk has `query_count[d]` queries from `query_begin[d]` on and `key_count[d]` keys from
     `key_begin[d]` on; its query i sees its keys 0..i, or the last of these that a window holds. Query rows count from
-    the chunk's start, where a band may begin before row 0; keys count from the buffer's start.
+    the chunk's start, where a band may begin before row 0; keys count from the buffer's start. `cut`: the triangles for
+    a backward that takes fewer queries in a call than the chunk has.
     """
 
     past: Past | None
@@ -60,6 +80,7 @@ class Spans(NamedTuple):
     query_count: jax.Array
     key_begin: jax.Array
     key_count: jax.Array
+    cut: Cut | None = None
 
     @property
     def has_one_document(self) -> bool:
@@ -104,23 +125,43 @@ def find_spans(
         known: what need not be looked for.
     """
     num_queries, num_keys = query_documents_T.shape[0], key_documents_S.shape[0]
-    start = jnp.asarray(start, jnp.int32)
-    rows = jnp.arange(num_queries, dtype=jnp.int32)
+    start, later = jnp.asarray(start, jnp.int32), jnp.asarray(later, jnp.int32)
+    own_keys_T = _keys_of_chunk(key_documents_S, start, num_queries)
+    spans = _triangles(query_documents_T, own_keys_T, start, later, 1 if known.one_document else num_queries)
+    size = block_size(num_queries, known.backward_queries)
+    if size < num_queries and not window:
+        spans = spans._replace(cut=_cut(query_documents_T, own_keys_T, start, later, size, known.one_document))
+    if not known.has_past:
+        return spans
+    first = query_documents_T[jnp.argmax(query_documents_T >= 0)]
+    past = (key_documents_S == first) & (first >= 0) & (jnp.arange(num_keys, dtype=jnp.int32) < start)
+    keys = past.sum(dtype=jnp.int32)  # they end where the chunk starts, because a document is contiguous
+    if window:
+        return _with_band(spans, keys, start, later, window)
+    queries = (query_documents_T == first).sum(dtype=jnp.int32)
+    return spans._replace(past=Past(jnp.where(keys > 0, queries, 0), start - keys, keys))
+
+
+def _triangles(query_documents_T, own_keys_T, start, later, num_listed: int) -> Spans:
+    """Finds the triangles of documents within a chunk, of which so many are listed.
+
+    Args:
+        query_documents_T, start, later: see `find_spans`.
+        own_keys_T: document of each key of the chunk.
+        num_listed: of documents.
+    """
+    size = query_documents_T.shape[0]
     begins, order = _runs(query_documents_T)
 
-    def by_document(values, where, fill):
-        empty = jnp.full((num_queries,), fill, jnp.int32)
-        return empty.at[jnp.where(where, order, num_queries)].set(values, mode="drop")
+    def by_document(values, fill):
+        return jnp.full((size,), fill, jnp.int32).at[jnp.where(begins, order, size)].set(values, mode="drop")
 
-    documents = by_document(query_documents_T, begins, _FAR)
-    query_begin = by_document(rows, begins, 0)
+    query_begin = by_document(jnp.arange(size, dtype=jnp.int32), 0)
     query_count = _count(order, query_documents_T >= 0)
-    key_begin, key_count = _keys_in_chunk(documents, key_documents_S, start)
+    key_begin, key_count = _keys_in_chunk(by_document(query_documents_T, _FAR), own_keys_T)
     # A triangle without its diagonal is a triangle that leaves out its first query.
-    strict = jnp.where(key_count > 0, key_begin - query_begin + jnp.asarray(later, jnp.int32), 0)
-
-    num_listed = 1 if known.one_document else num_queries
-    spans = Spans(
+    strict = jnp.where(key_count > 0, key_begin - query_begin + later, 0)
+    return Spans(
         past=None,
         num_documents=begins.sum(dtype=jnp.int32),
         query_begin=(query_begin + strict)[:num_listed],
@@ -128,13 +169,32 @@ def find_spans(
         key_begin=(start + key_begin)[:num_listed],
         key_count=key_count[:num_listed],
     )
-    if not known.has_past:
-        return spans
-    first = (key_documents_S == documents[0]) & (jnp.arange(num_keys, dtype=jnp.int32) < start)
-    keys = first.sum(dtype=jnp.int32)  # they end where the chunk starts, because a document is contiguous
-    if window:
-        return _with_band(spans, keys, start, jnp.asarray(later, jnp.int32), window)
-    return spans._replace(past=Past(jnp.where(keys > 0, query_count[0], 0), start - keys, keys))
+
+
+def _cut(query_documents_T, own_keys_T, start, later, size: int, one_document: bool) -> Cut:
+    """Cuts the triangles of a chunk into blocks of so many queries; arguments as `_triangles`."""
+    num_queries = query_documents_T.shape[0]
+    num_blocks = -(-num_queries // size)
+    rows = jnp.arange(num_queries, dtype=jnp.int32)
+    begins, order = _runs(query_documents_T)
+    listed = jnp.full((num_queries,), _FAR, jnp.int32)
+    listed = listed.at[jnp.where(begins, order, num_queries)].set(query_documents_T, mode="drop")
+    # The same number in queries and keys of a document; -1 for none, and for keys of documents without a query.
+    queries_T = jnp.where(query_documents_T >= 0, order, -1)
+    key_order, is_found = _find_documents(listed, own_keys_T)
+    keys_T = jnp.where(is_found, key_order, -1)
+
+    firsts_B = jnp.arange(num_blocks, dtype=jnp.int32) * size
+    goes_on_B = queries_T[firsts_B]
+    same_BT = (queries_T == goes_on_B[:, None]) & (rows // size == firsts_B[:, None] // size)
+    before_BT = (keys_T == goes_on_B[:, None]) & (rows < firsts_B[:, None]) & (goes_on_B >= 0)[:, None]
+    keys_B = before_BT.sum(axis=1, dtype=jnp.int32)  # they end where the block begins
+    queries_B = jnp.where(keys_B > 0, same_BT.sum(axis=1, dtype=jnp.int32), 0)
+
+    in_blocks = (jnp.where(x >= 0, x * num_blocks + rows // size, -1) for x in (queries_T, keys_T))
+    num_listed = num_blocks if one_document else num_queries
+    triangles = _triangles(*in_blocks, start, later, num_listed)
+    return Cut(Past(queries_B, start + firsts_B - keys_B, keys_B), triangles)
 
 
 def _with_band(spans: Spans, past_keys: jax.Array, start: jax.Array, later: jax.Array, window: int) -> Spans:
@@ -173,7 +233,7 @@ def find_team_spans(queries: Tags, keys: Tags) -> Spans:
 
     documents, query_begin = by_document(queries.documents, _FAR), by_document(rows, 0)
     query_count = _count(order, queries.documents >= 0)
-    key_begin, key_count = _keys_in_chunk(documents, keys.documents, jnp.int32(0))
+    key_begin, key_count = _keys_in_chunk(documents, keys.documents)
     later = keys.positions[key_begin] > queries.positions[query_begin]
     strict = jnp.where(key_count > 0, later.astype(jnp.int32), 0)
     meet = (key_count > 0) & (query_count > strict)
@@ -204,15 +264,24 @@ def _count(order: jax.Array, where: jax.Array) -> jax.Array:
     return jnp.zeros((size,), jnp.int32).at[jnp.where(where, order, size)].add(1, mode="drop")
 
 
-def _keys_in_chunk(documents: jax.Array, key_documents_S: jax.Array, start) -> tuple[jax.Array, jax.Array]:
-    """Returns the first key, counted from the chunk's start, and the number of keys of each document of the chunk."""
-    size, num_keys = documents.shape[0], key_documents_S.shape[0]
+def _keys_of_chunk(key_documents_S: jax.Array, start: jax.Array, size: int) -> jax.Array:
+    """Returns the documents of so many keys from `start` on."""
     padded = jnp.pad(key_documents_S, (0, size), constant_values=-1)
-    window = jax.lax.dynamic_slice(padded, (jnp.minimum(start, num_keys),), (size,))
+    return lax.dynamic_slice(padded, (jnp.minimum(start, key_documents_S.shape[0]),), (size,))
+
+
+def _find_documents(documents: jax.Array, keys_T: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns where a key's document is, or would be, in a rising list of documents, and whether it is there."""
     # Sorting, because binary search is a loop, and some compilers fail on slices that depend on a loop.
-    order = jnp.searchsorted(documents, window, method="sort").astype(jnp.int32)
-    found = (window >= 0) & (documents[jnp.minimum(order, size - 1)] == window)
-    begins = found & _runs(window)[0]
+    order = jnp.searchsorted(documents, keys_T, method="sort").astype(jnp.int32)
+    return order, (keys_T >= 0) & (documents[jnp.minimum(order, documents.shape[0] - 1)] == keys_T)
+
+
+def _keys_in_chunk(documents: jax.Array, keys_T: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the first key, counted from the chunk's start, and the number of keys of each document of the chunk."""
+    size = documents.shape[0]
+    order, found = _find_documents(documents, keys_T)
+    begins = found & _runs(keys_T)[0]
     where = jnp.where(begins, order, size)
     begin = jnp.zeros((size,), jnp.int32).at[where].set(jnp.arange(size, dtype=jnp.int32), mode="drop")
     return begin, _count(order, found)

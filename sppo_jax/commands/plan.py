@@ -22,8 +22,9 @@ from sppo_jax.commands.command import (
 )
 from sppo_jax.commands.outputs import PAGE, TRACE, Output, check_outputs, files_read
 from sppo_jax.config import Config
-from sppo_jax.data.summary.known import documents_to_plan_for, known_documents, known_fill, planned_for
+from sppo_jax.data.summary.known import documents_to_plan_for, known_documents, known_fill, known_rows, planned_for
 from sppo_jax.files.whole import json_text
+from sppo_jax.report.flex.line import gain_of_teams
 from sppo_jax.report.plan.chrome_trace import chrome_trace
 from sppo_jax.report.plan.figures import Figures, figures_of
 from sppo_jax.report.plan.html import plan_html
@@ -94,7 +95,10 @@ def _figures(config: Config, found: Found | None, bounds: dict[str, Bound]) -> F
     fill = known_fill(config)
     if fill and (line := fill.warning(config.train.steps, found.plan.predicted.step_s)):
         warnings.warn(line, stacklevel=2)
-    return figures_of(found, config, known_documents(config), planned_for(config, found.plan))
+    figures = figures_of(found, config, known_documents(config), planned_for(config, found.plan))
+    if config.sequence.groups == "static" or figures.documents is None:
+        return figures
+    return replace(figures, teams_gain=gain_of_teams(config, found.plan, known_rows(config)))
 
 
 def _at_best(config: Config, bounds: dict[str, Bound]) -> tuple[Config, Found] | None:

@@ -110,8 +110,8 @@ def prepare_data(config: Config) -> Data:
     others = functools.partial(_words_or_numbers, encoder) if data.tokenizer is not None else _write_numbers
     validation = [(source.validation, source.weight) for source in sources if source.validation]
     return Data(
-        training=_mix([(source.training, source.weight) for source in sources if source.training]),
-        validation=_mix(validation) if validation else None,
+        training=mixed([(source.training, source.weight) for source in sources if source.training]),
+        validation=mixed(validation) if validation else None,
         decode=encoder().decode if readable else others,
         sources=tuple(sources),
         fingerprint=_fingerprint(config, sources),
@@ -216,7 +216,7 @@ def pack_corpus(config: Config, number: int, corpus: Corpus | None) -> PackedRow
     return PackedRows(corpus, length=config.sequence.length, pack=data.pack, seed=seed, fill=data.fill)
 
 
-def _mix(sources: Sequence[tuple[PackedRows, float]]) -> Rows:
+def mixed(sources: Sequence[tuple[PackedRows, float]]) -> Rows:
     """Mixes the sequences of some sources by their weights."""
     return sources[0][0] if len(sources) == 1 else Mixture(*zip(*sources, strict=True))
 

@@ -20,7 +20,6 @@ from sppo_jax.fit.hlo.slices import Slice
 from sppo_jax.fit.thunks import graphed_loops
 from sppo_jax.hardware import Cluster, pool_bytes
 from sppo_jax.plan.plan import Plan
-from sppo_jax.predict.seconds.costs import without_scores
 from sppo_jax.search.evaluate import costs_of
 from sppo_jax.search.space.request import COMPUTE_BYTES
 
@@ -322,7 +321,7 @@ def _fit(
 ) -> Fit:
     import jax
 
-    beside = _beside(config, plan, cluster)
+    beside = beside_copies(config, plan, cluster)
     return Fit(
         compiler=Sizes(hbm_bytes=figures.hbm_bytes, host_bytes=figures.host_bytes),
         predicted=Sizes(hbm_bytes=max(plan.predicted.hbm_bytes), host_bytes=max(plan.predicted.host_bytes)),
@@ -341,19 +340,21 @@ def _fit(
     )
 
 
-def _beside(config: Config, plan: Plan, cluster: Cluster) -> tuple[float, float, dict[str, float]]:
-    """Returns bytes a second of the link, FLOP/s of products, and the least seconds of attention in ticks by kind."""
-    costs, table = costs_of(plan, config), plan.outline()
-    without = without_scores(costs)
-    attention_s = {
-        kind: min(
-            costs.compute_s(kind, start, length) - without.compute_s(kind, start, length)
-            for start, length in zip(table.chunk_starts, table.chunk_lengths, strict=False)
-        )
-        for kind in "FB"
-    }
+def beside_copies(config: Config, plan: Plan, cluster: Cluster) -> tuple[float, float, dict[str, tuple[float, ...]]]:
+    """Returns what `HostCopies.waiting_s` asks for.
+
+    That is the bytes a second of the link to the host, the FLOP/s of products, and the planner's seconds of each
+    chunk's tick besides products: attention, elementwise work, what is sent to other devices.
+    """
+    costs, table = costs_of(plan, config, cluster), plan.outline()
+
+    def besides_s(kind: str, start: int, length: int) -> float:
+        return costs.seconds(kind, start, length) - costs.products_s(kind) * length / plan.mesh.seq
+
+    chunks = list(zip(table.chunk_starts, table.chunk_lengths, strict=False))
+    of_chunks = {kind: tuple(besides_s(kind, *chunk) for chunk in chunks) for kind in "FB"}
     size = COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes)
-    return cluster.host_link_bytes_s, cluster.device.linear_flops_s(size), attention_s
+    return cluster.host_link_bytes_s, cluster.device.linear_flops_s(size), of_chunks
 
 
 def compile_lowered(lowered: Any, options: dict[str, Any] | None = None) -> Any:

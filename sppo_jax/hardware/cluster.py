@@ -44,8 +44,10 @@ Sources:
   another process of that day, which reached 577 and 524 with heads of 128). Blackwell takes the same share, other GPUs
   none: nobody measured them for us.
   The H100 (SXM) takes its own rates, of the same run: 580 for a forward of a rectangle of 32768 queries and keys, and
-  490 for a backward, the mean of 487 for this rectangle and 493 for a triangle of 8192. No other Hopper GPU was
-  measured for us: the H100 PCIe, H100 NVL, H800, H20 and GH200 take the H200's shares of the peak.
+  490 for a backward, the mean of 487 for this rectangle and 493 for a triangle of 8192. A backward of 8192 queries and
+  32768 keys reached 523.5 and 540.6 in two processes, 532 in the mean. So calls get 8192 queries with heads of 128 or
+  more; shorter ones were not measured so. No other Hopper GPU was measured for us: the H100 PCIe, H100 NVL, H800, H20
+  and GH200 take the H200's shares of the peak.
   GB200 1622 and 1226 (2026-04-24, cuDNN 9.22), taken for the B200 too. studies/kernels.py compares the cost model with
   these and with other tables of that benchmark.
   Matmul of the A100: calibrated by studies/papers.py on the 1F1B run of 7B, 32K tokens, 16 sequences in Seq1F1B's
@@ -82,6 +84,8 @@ _FLOAT64_SHARE = 1 / 16
 _COLLECTIVE_SHARE = 0.77
 # What a copy reaches of a PCIe gen 4 x16 link.
 _GEN4_BYTES_S = 25e9
+# Heads whose backward was measured in blocks of queries.
+LONG_HEAD_DIM = 128
 # Devices of a host that copy at once without slowing each other.
 _FEW_DEVICES = 4
 
@@ -108,6 +112,9 @@ class Device:
             0: the matmul efficiency has this work in it.
         attention_efficiency: share of the peak that attention's forward over a long prefix reaches, 0..1.
         attention_backward: seconds of attention's backward for one of its forward.
+        backward_queries: queries that a call of the fused kernel's backward gets at most, with heads of
+            `LONG_HEAD_DIM` or more; 0: any number.
+        attention_backward_in_blocks: what `attention_backward` is with calls of so many queries; 0: the same.
         attention_head_dim: elements of a head with which attention reaches that share.
         fused_head_dim: the most elements of a head that the fused kernel takes, forward and backward.
         attention_fixed: share of the fused kernel's time with heads of 128 that shorter heads take as well, 0..1: that
@@ -151,6 +158,8 @@ class Device:
     elementwise_efficiency: float = 0.0
     attention_efficiency: float = 0.5
     attention_backward: float = 2.5
+    backward_queries: int = 0
+    attention_backward_in_blocks: float = 0.0
     attention_head_dim: int = 128
     fused_head_dim: int = 128
     attention_fixed: float = 0.0
@@ -332,6 +341,8 @@ _H100: dict[str, Any] = _HOPPER | {
     "assumed": False,
     "attention_efficiency": 580 / 989,
     "attention_backward": 2.5 * 580 / 490,
+    "backward_queries": 8192,
+    "attention_backward_in_blocks": 2.5 * 580 / 532,
 }
 _BLACKWELL: dict[str, Any] = {
     "attention_efficiency": 1622 / 2250,
@@ -590,6 +601,7 @@ def with_profile(device: Device, profile: Profile) -> Device:
         elementwise_efficiency=0.0,  # whole layers were measured
         attention_efficiency=forward / profile.matmul_flops_s,
         attention_backward=2.5 * forward / backward,
+        attention_backward_in_blocks=0.0,
         attention_rates=attention,
         attention_head_dim=profile.head_dim,
         attention_block=profile.attention_block,

@@ -31,9 +31,9 @@ def real(run: Run, tick: Tick, stage) -> jax.Array:
 
 
 def split(run: Run, passes: str) -> Split:
-    """Returns how `seq` is divided, what travels on the ring, and what the plan knows of every chunk."""
+    """Returns how `seq` is divided, what travels on the ring, and what the plan says of every chunk."""
     plan = run.plan
-    known = Known(len(plan.chunk_lengths) > 1, plan.has_one_document)
+    known = Known(len(plan.chunk_lengths) > 1, plan.has_one_document, plan.backward_queries)
     return Split(plan.ulysses, plan.ring, passes, plan.kernel, target=run.target, known=known)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from sppo_jax.files.whole import parse_json
 from sppo_jax.plan.host_pieces import ONE_PIECE
 
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 # What `sppo plan --json` adds to a plan to report on it; no part of the plan, so left aside where one is read.
 REPORT_KEYS = (
     "fits",
@@ -39,6 +39,7 @@ _ADDED: tuple[tuple[int, str | None, dict[str, Any]], ...] = (
     (13, "predicted", {"documents_step_s": None}),
     (14, None, {"planned_for": {"documents": "full", "mean_tokens": 0.0, "attended": 1.0}, "cluster": ""}),
     (15, None, {"sequence_documents": "many"}),
+    (16, None, {"backward_queries": 0}),
 )
 
 

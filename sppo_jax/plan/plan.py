@@ -56,6 +56,8 @@ class Plan:
         predicted: predicted figures.
         ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes, tick by tick.
         kernel: the attention kernel, "blockwise", "cudnn" or "pallas".
+        backward_queries: queries that a call of the kernel "cudnn" gets at most in a backward, in layers without a
+            window; 0: all of a chunk.
         groups: the members of a document: "static": all of them; "flex": each document of a batch has its own.
         sequence_documents: "one": a sequence holds one document at most, and batches with more are refused; "many": a
             sequence may hold any number.
@@ -90,6 +92,7 @@ class Plan:
     predicted: Predicted
     ring_pass: str = "auto"
     kernel: str = "blockwise"
+    backward_queries: int = 0
     groups: str = "static"
     sequence_documents: str = "many"
     weights: str = "resident"
@@ -309,6 +312,11 @@ def _check_sequence(plan: Plan) -> None:
         raise ValueError(
             "sequence_documents of a plan with teams must be many, as documents move between sequences, got one with "
             "groups=flex; change one of the two"
+        )
+    if plan.backward_queries < 0 or (plan.backward_queries and (plan.kernel != "cudnn" or plan.groups == "flex")):
+        raise ValueError(
+            "backward_queries of a plan must be 0, or more with the kernel cudnn and without teams, got "
+            f"{plan.backward_queries} with kernel={plan.kernel}, groups={plan.groups}; plan again"
         )
     for axis in ("data", "pipe", "seq"):
         if getattr(plan.mesh, axis) < 1:

@@ -25,6 +25,7 @@ class MemoryShape:
         optimizer: where parameters and moments wait; see `plan.Plan`.
         cores: of a device, each of which has a part of dQ in the kernel for TPUs.
         ring_pass: what travels on the ring, as the config says: "kv", "q" or "auto".
+        backward_queries: of a call of the fused kernel's backward at most, in layers without a window; see `plan.Plan`.
         has_one_document: whether a sequence holds one document at most; see `plan.Plan`.
     """
 
@@ -42,6 +43,7 @@ class MemoryShape:
     optimizer: str = "device"
     cores: int = 1
     ring_pass: str = "auto"
+    backward_queries: int = 0
     has_one_document: bool = False
 
     def __hash__(self) -> int:

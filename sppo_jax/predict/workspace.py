@@ -14,7 +14,7 @@ import math
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.predict.shape import MemoryShape
-from sppo_jax.program.past_tile import past_tile
+from sppo_jax.program.past_tile import block_size, past_tile
 
 
 def backward_bytes(
@@ -49,6 +49,7 @@ def workspace_bytes(shape: MemoryShape, tokens: int, prefix_tokens: int) -> int:
     model = shape.model
     window = model.window_within(shape.length) // (shape.seq // shape.ulysses)
     queries = tokens * shape.ulysses + window
+    queries = queries if window else block_size(queries, shape.backward_queries)
     heads = kv_heads_per_device(model, shape.ulysses)
     tile = 0 if window else past_tile(prefix_tokens, heads * model.head_dim * shape.compute_bytes)
     return backward_bytes(

@@ -188,6 +188,7 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
         cluster=request.cluster.name,
         ring_pass=candidate.ring_pass or config.sequence.ring_pass,
         kernel=request.kernel,
+        backward_queries=request.backward_queries,
         groups="flex" if config.sequence.groups == "flex" else "static",
         sequence_documents="one" if request.has_one_document else "many",
         weights=layout.weights,
@@ -279,7 +280,11 @@ def _schedule_of(partition: Partition) -> SchedulePlan:
 
 def _layout_of(plan: Plan, request: Request) -> Layout:
     return Layout(
-        request=replace(request, way=replace(request.way, optimizer=plan.optimizer)),
+        request=replace(
+            request,
+            way=replace(request.way, optimizer=plan.optimizer),
+            backward_queries=plan.backward_queries,
+        ),
         mesh=MeshShape(data=plan.mesh.data, pipe=plan.mesh.pipe, seq=plan.mesh.seq),
         sequences=plan.sequences_per_pipeline,
         split=SequenceSplit(kind=plan.sequence_kind, ulysses=plan.ulysses, ring=plan.ring),

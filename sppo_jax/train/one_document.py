@@ -19,5 +19,5 @@ def for_documents(plan: Plan, data: Data) -> Plan:
         return dataclasses.replace(plan, sequence_documents="many", reasons=others)
     if plan.has_one_document:
         return plan
-    why = Because.ONE_DOCUMENT(what="all that are read do")
+    why = Because.ONE_DOCUMENT(what="all that are read do, which the planner did not know")
     return dataclasses.replace(plan, sequence_documents="one", reasons=others | {"sequence_documents": why})

@@ -11,8 +11,10 @@ import numpy as np
 
 from sppo_jax.config import Config
 from sppo_jax.config.data import DataConfig
-from sppo_jax.data.open import pack_corpus, with_tokenizer
+from sppo_jax.data.open import mixed, pack_corpus, with_tokenizer
 from sppo_jax.data.rows.corpus import Corpus, Spans, corpus_of, split_corpus, within
+from sppo_jax.data.rows.packing import PackedRows
+from sppo_jax.data.rows.protocol import Rows
 from sppo_jax.data.rows.recall import RECALL
 from sppo_jax.data.sources.open_source import LIBRARY, known_spans, load_corpus
 from sppo_jax.data.storage.parts import MADE_AGAIN
@@ -34,12 +36,23 @@ def known_documents(config: Config) -> Documents | None:
     The lengths are known of files of tokens, and of text, conversations and rows of tokens in the cache. Nothing is
     tokenized, no address is asked, and at most some tens of megabytes are read: of more documents a sample counts.
     """
+    packed = _known_packed(config)
+    return None if packed is None else _documents(config, packed)
+
+
+def known_rows(config: Config) -> Rows | None:
+    """Returns sequences with the documents of `known_documents`; their tokens cannot be read."""
+    packed = _known_packed(config)
+    return None if packed is None else mixed([(rows, weight) for weight, rows in packed])
+
+
+def _known_packed(config: Config) -> list[tuple[float, PackedRows]] | None:
     if config.data.source == RECALL:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return _documents(config, lambda encoder, name, data: _known_corpus(config, encoder, name, data))
+            return _packed(config, lambda encoder, name, data: _known_corpus(config, encoder, name, data))
         except (ValueError, OSError):
             # Whoever opens the data says what is wrong with the data.
             return None
@@ -85,7 +98,8 @@ def made_known(config: Config) -> Documents | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # who opens the data warns
             warnings.filterwarnings("default", message=f".* {MADE_AGAIN}, ")  # whoever opens them later finds new ones
-            found = _documents(config, opened)
+            packed = _packed(config, opened)
+            found = None if packed is None else _documents(config, packed)
             # A cache that holds all of it now is what later plans read.
             found = known_documents(config) or found
     return found
@@ -109,8 +123,18 @@ def _room(config: Config) -> int:
     return max(1, int(config.sequence.length * config.data.fill))
 
 
-def _documents(config: Config, open_source: Callable[..., Corpus | None]) -> Documents | None:
-    """Returns the documents of sources that `open_source` opens, given an encoder, a name and settings."""
+def _documents(config: Config, packed: list[tuple[float, PackedRows]]) -> Documents:
+    of_sources = [Packed(weight, rows.layout.sizes, rows.layout.firsts) for weight, rows in packed]
+    return documents_of(of_sources, config.model, config.sequence.length)
+
+
+def _packed(config: Config, open_source: Callable[..., Corpus | None]) -> list[tuple[float, PackedRows]] | None:
+    """Returns the share and the sequences of each source that `open_source` opens; None where some are not known.
+
+    Args:
+        config: names the sources.
+        open_source: returns the documents of a source, given an encoder, a name and settings.
+    """
     corpora = _corpora(config, open_source)
     if corpora is None:
         return None
@@ -118,8 +142,8 @@ def _documents(config: Config, open_source: Callable[..., Corpus | None]) -> Doc
     for number, (weight, corpus) in enumerate(corpora):
         rows = pack_corpus(config, number, split_corpus(_few_pieces(corpus, _room(config)), fraction)[0])
         assert rows is not None
-        packed.append(Packed(weight, rows.layout.sizes, rows.layout.firsts))
-    return documents_of(packed, config.model, config.sequence.length)
+        packed.append((weight, rows))
+    return packed
 
 
 def _corpora(config: Config, open_source: Callable[..., Corpus | None]) -> list[tuple[float, Corpus]] | None:

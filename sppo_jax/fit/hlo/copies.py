@@ -15,7 +15,7 @@ kernel, whose blocks take compute units from the products beside the copy.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,15 +64,15 @@ class Together(NamedTuple):
     times: float
     events: tuple[Event, ...]
 
-    def waiting_s(self, link_bytes_s: float, flops_s: float, attention_s: float) -> float:
-        """Returns the seconds for which compute waits for ends; arguments as of `HostCopies.waiting_s`.
+    def waiting_s(self, link_bytes_s: float, flops_s: float, more_s: float) -> float:
+        """Returns the seconds for which compute waits for ends, with `more_s` besides products where most of these are.
 
-        Each direction has an engine that makes one copy after another. Attention is where most products are.
+        Each direction has an engine that makes one copy after another. Other arguments: see `HostCopies.waiting_s`.
         """
         longest = max(self.events, key=lambda event: event.product_flops)
         now, waiting, free, ends = 0.0, 0.0, {True: 0.0, False: 0.0}, {}
         for event in self.events:
-            now += event.product_flops / flops_s + (attention_s if event is longest and event.product_flops else 0.0)
+            now += event.product_flops / flops_s + (more_s if event is longest and event.product_flops else 0.0)
             if event.size_bytes:
                 free[event.goes_out] = max(now, free[event.goes_out]) + event.size_bytes / link_bytes_s
                 ends[event.copy] = free[event.goes_out]
@@ -129,32 +129,39 @@ class HostCopies:
         """Bytes of the writes for whose end a loop's predicate waits."""
         return round(sum(wait.times * wait.copied_bytes for wait in self.loop_waits))
 
-    def loops_s(self, link_bytes_s: float, flops_s: float, attention_s: Mapping[str, float]) -> float:
+    def loops_s(self, link_bytes_s: float, flops_s: float, besides_s: Mapping[str, Sequence[float]]) -> float:
         """Returns the seconds for which loops wait for writes, less what `waiting_s` counts of the same writes.
 
         Attention runs in such loops, so that no attention is before the first of them.
 
         Args:
-            link_bytes_s, flops_s, attention_s: as of `waiting_s`.
+            link_bytes_s, flops_s, besides_s: as of `waiting_s`.
         """
         seconds = 0.0
         for kind, times, copied, product, before in self.loop_waits:
-            beside = product / flops_s + attention_s.get(kind, 0.0) if product else 0.0
-            seconds += times * loop_wait_s(copied / link_bytes_s, before / flops_s, beside)
+            for more_s in (of_kind := besides_s.get(kind) or (0.0,)):
+                beside_s = product / flops_s + more_s if product else 0.0
+                wait_s = loop_wait_s(copied / link_bytes_s, before / flops_s, beside_s)
+                seconds += times * wait_s / len(of_kind)
         return seconds
 
-    def waiting_s(self, link_bytes_s: float, flops_s: float, attention_s: Mapping[str, float]) -> float:
-        """Returns the seconds by which copies take longer than the matrix products and the attention beside them.
+    def waiting_s(self, link_bytes_s: float, flops_s: float, besides_s: Mapping[str, Sequence[float]]) -> float:
+        """Returns the seconds by which copies take longer than the compute beside them.
+
+        The text does not say of which chunk a tick of a loop is: each run counts as the mean over all chunks.
 
         Args:
             link_bytes_s: of a device to its host, one way.
             flops_s: of matrix products.
-            attention_s: seconds of attention in a tick of each kind, at least. It counts where products do, because
-                the same layers have both.
+            besides_s: by the kind of a tick, for each chunk what the tick takes besides products. It counts where
+                products do, because the same layers have both.
         """
-        return sum(
-            one.times * one.waiting_s(link_bytes_s, flops_s, attention_s.get(one.kind, 0.0)) for one in self.together
-        )
+        seconds = 0.0
+        for one in self.together:
+            of_kind = besides_s.get(one.kind) or (0.0,)
+            waits_s = sum(one.waiting_s(link_bytes_s, flops_s, more_s) for more_s in of_kind)
+            seconds += one.times * waits_s / len(of_kind)
+        return seconds
 
 
 def host_copies(

@@ -59,6 +59,9 @@ class Costs(Protocol):
     @property
     def attended(self) -> Attended | None: ...
 
+    @property
+    def backward_queries(self) -> int: ...
+
     def wave_tokens(self, kind: AttentionOfKind) -> float: ...
 
     def pair_s_of(self, kind: AttentionOfKind) -> float: ...
@@ -97,9 +100,10 @@ def _slower(costs: Costs, kind: AttentionOfKind) -> Callable[[str, int, int], fl
     if rates is None or kind.window or costs.has_bundles:
         return None
     fastest = {way: rates.fastest(way) for way in WAYS}
+    most = {"forward": math.inf, "backward": costs.backward_queries or math.inf}
 
     def times(way: str, start: int, tokens: int) -> float:
-        return fastest[way] / rates.flops_s(way, tokens / members, (start + tokens) / members)
+        return fastest[way] / rates.flops_s(way, min(tokens / members, most[way]), (start + tokens) / members)
 
     return times
 

@@ -1,5 +1,7 @@
 """The seconds of copies between devices and the host: the stash, waiting chunks, and weights that wait on the host."""
 
+import math
+
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.predict import waiting
 from sppo_jax.predict.seconds.costs import CostModel
@@ -57,9 +59,10 @@ def _seconds(table: Table, shape: MemoryShape, stash: StashPlan, costs: CostMode
 def loop_writes(table: Table, shape: MemoryShape, stash: StashPlan, costs: CostModel) -> tuple[Write, ...]:
     """Returns what each tick writes to the host while it has a loop that waits; () where no loop waits.
 
-    A forward writes a stash, taken to be of its own diagonal as in `copy_seconds`. A backward writes gradient sums, if
-    these wait on the host; none of its compute counts as before its first loop. Either may write a waiting chunk.
-    What a lone tick writes is copied by kernels, which hold up no loop.
+    A forward has the stash of the forward before it under way, taken to be of its own diagonal as in `copy_seconds`.
+    The first one has none, and a head between the two runs beside the copy. A backward writes gradient
+    sums, if these wait on the host; none of its compute counts as before its first loop. Either may write a waiting
+    chunk. What a lone tick writes is copied by kernels, which hold up no loop.
     """
     before = flops_before_loops(shape, table.num_chunks)
     if not (has_unknown_loops(shape.platform, shape.kernel) and costs.attention) or before is None:
@@ -74,15 +77,30 @@ def loop_writes(table: Table, shape: MemoryShape, stash: StashPlan, costs: CostM
     token_s = before / costs.cluster.device.linear_flops_s(costs.compute_bytes) / shape.seq
     wait_share = costs.cluster.device.loop_wait_share
     numbers, alone = classes.of_bundle.tolist(), _lone_ticks(table)
+    heads_s = _heads_before(table, costs)
     found: list[Write] = []
     for tick, bundle, tokens, put in zip(table.ticks, table.tick_bundles, table.tick_tokens, put_s, strict=True):
         if bundle is None or len(found) in alone:
             found.append(Write())
         elif tick.kind == "F":
-            found.append(Write(of_class[numbers[bundle]] + put, token_s * tokens, wait_share))
+            left_s = max(0.0, of_class[numbers[bundle]] - heads_s[len(found)])
+            found.append(Write(left_s + put, token_s * tokens, wait_share))
         else:
             found.append(Write(sums_s + put, 0.0, wait_share))
     return tuple(found)
+
+
+def _heads_before(table: Table, costs: CostModel) -> list[float]:
+    """Returns the seconds of the head right before each tick; inf for the first tick, beside which nothing is written.
+
+    Of fewer than four forwards the first one is charged all the same; see `_lone_ticks`.
+    """
+    seconds, few = costs.of_chunks(table.chunk_lengths), sum(tick.kind == "F" for tick in table.ticks) < 4
+    found = [0.0 if few else math.inf]
+    for tick, shape in zip(table.ticks[:-1], table.tick_shapes, strict=False):
+        is_head = tick.kind == "H"
+        found.append(max(seconds(unit, shape) for unit in tick.units if unit is not None) if is_head else 0.0)
+    return found
 
 
 def _lone_ticks(table: Table) -> frozenset[int]:

@@ -79,6 +79,7 @@ class StageShape(NamedTuple):
         kernel: the attention kernel, "blockwise", "cudnn" or "pallas".
         length: tokens of a sequence.
         ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes.
+        backward_queries: of a call of attention's backward at most, in layers without a window; 0: all of a chunk.
     """
 
     mesh: MeshShape
@@ -89,6 +90,7 @@ class StageShape(NamedTuple):
     kernel: str
     length: int
     ring_pass: str = "auto"
+    backward_queries: int = 0
 
 
 class Recompute(NamedTuple):
@@ -159,6 +161,7 @@ class CostModel:
         with_experts: share of the layers that have experts.
         states: the work of mixers with a state; None without.
         attended: the pairs of a query and a key within one document; None: sequences are one document each.
+        backward_queries: of a call of attention's backward at most, in layers without a window; 0: all of a chunk.
     """
 
     layer: LayerCosts
@@ -182,6 +185,7 @@ class CostModel:
     with_experts: float = 1
     states: StateWork | None = None
     attended: Attended | None = None
+    backward_queries: int = 0
 
     def seconds(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
         """Returns the seconds of a unit: its compute, what it sends, and what any tick takes.
@@ -261,9 +265,16 @@ class CostModel:
     def backward_times(self, kind: AttentionOfKind) -> float:
         """Returns the seconds of attention's backward for one of its forward."""
         if not self.has_bundles:
-            return self.cluster.device.attention_backward
+            return self.cluster.device.attention_backward if kind.window else self.long_backward_times
         forward, backward = self.cluster.device.score_s(self.compute_bytes, kind.head_dim)
         return backward / forward
+
+    @property
+    def long_backward_times(self) -> float:
+        """Seconds of a backward without a window for one of its forward; where bundles are counted they say it."""
+        device = self.cluster.device
+        in_blocks = device.attention_backward_in_blocks if self.backward_queries else 0.0
+        return in_blocks or device.attention_backward
 
     @property
     def has_bundles(self) -> bool:
@@ -577,6 +588,7 @@ def cost_model(
         experts=expert_work(with_experts[0][0], cluster.device.platform) if with_experts else None,
         with_experts=sum(count for _, count in with_experts) / model.num_layers,
         states=state_work(model, mesh.seq),
+        backward_queries=stage.backward_queries,
     )
 
 
@@ -640,6 +652,8 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
     kinds = [
         (attention_seconds(costs, one, kind), one.share * one.kv_width / width, one.window) for one in costs.attention
     ]
+    # Each block of queries reads all keys before it.
+    block = costs.backward_queries * costs.ring.members if kind == "B" else 0
 
     def seconds(start: int, tokens: int, padded: int = 0, reach: int = 0, has_ends: bool = True) -> float:
         end = start + tokens
@@ -650,6 +664,8 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
             attention_s += kernel_s(start, tokens, windows_again if window and runs_again else float(recomputed))
             # Of the prefix a window reads its own keys alone.
             keys = share * (tokens + window if window and window < start else end)
+            if block and tokens > block and not window:
+                attention_s += once[0] * share * (tokens / block - 1) * (start + tokens / 2)
             read += keys
             if runs_again and window and not recomputed:
                 attention_s += (again[0] - once[0]) * keys

@@ -9,6 +9,7 @@ from sppo_jax.data.rows.flex import window_pieces
 from sppo_jax.data.rows.protocol import Rows
 from sppo_jax.flex.choose import LEAST_GAIN, gain
 from sppo_jax.flex.of_plan import window_shape
+from sppo_jax.plan.plan import Plan
 from sppo_jax.search.make import costs_of, make_plan
 
 # A window of more documents takes too long to place beside the rest of `sppo data`.
@@ -27,6 +28,23 @@ def teams_line(config: Config, rows: Rows) -> str:
         rows: the sequences to train on.
     """
     return f"teams (sequence.groups): {_answer(config, rows)}"
+
+
+def gain_of_teams(config: Config, plan: Plan, rows: Rows | None) -> float | None:
+    """Returns how many times as fast as packed rows teams make the first step of a run; None: not worked out.
+
+    Args:
+        config: the settings.
+        plan: their plan.
+        rows: the sequences to train on; None: not known.
+    """
+    members = plan.mesh.seq
+    if config.sequence.groups == "static" or rows is None or members & (members - 1) or members == 1:
+        return None
+    pieces = window_pieces(rows, 0, plan.num_sequences)
+    if len(pieces) > _MOST_PIECES:
+        return None
+    return gain([pieces], window_shape(plan, costs_of(plan, config)))
 
 
 def _answer(config: Config, rows: Rows) -> str:

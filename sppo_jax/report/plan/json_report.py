@@ -48,6 +48,7 @@ def plan_dict(figures: Figures, **answers: Any) -> dict[str, Any]:
             "mean_tokens": figures.documents.mean_tokens,
             "attended": figures.documents.attended,
             "step_s": figures.documents_step_s,
+            "teams_gain": figures.teams_gain,
         },
         "search": {
             "considered": found.num_considered,

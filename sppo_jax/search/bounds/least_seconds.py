@@ -83,8 +83,10 @@ class UnitTimes:
             costs = layout.costs(places)
             if not whole_waves:
                 # Nor is a chunk's attention slower than the fastest that was measured.
-                device = replace(costs.cluster.device, attention_rows=0, attention_rates=None)
-                costs = replace(costs, cluster=replace(costs.cluster, device=device))
+                times = costs.long_backward_times
+                device = replace(costs.cluster.device, attention_rows=0, attention_rates=None, attention_backward=times)
+                # Chunks read the prefix for their blocks alone, an uncut sequence for all of its own.
+                costs = replace(costs, cluster=replace(costs.cluster, device=device), backward_queries=0)
             without_ring = replace(costs.ring, members=1)
             self._models[key] = _Models(replace(costs, layers=1), replace(costs, layers=0, ring=without_ring))
         return self._models[key]

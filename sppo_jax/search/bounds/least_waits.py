@@ -1,7 +1,8 @@
 """The least seconds for which loops of a step wait for writes of the stash (`loop_waits`), without a table.
 
 Each chunk has at least one forward tick for each group of layers, and each of these ticks but one of a wave writes a
-stash: the last chunk's, in the last group, is read back too soon.
+stash: the last chunk's, in the last group, is read back too soon. The first tick has no write beside it, and one that
+follows a head may have none left.
 """
 
 from typing import NamedTuple
@@ -63,12 +64,12 @@ class LeastWaits:
         if not is_bounded or (rates := self._rates_of(layout, places)).token.tails:
             return 0.0
         tokens = self._uncut_tokens(layout)
-        # With one chunk, the first group's write holds up no loop, and the last one writes nothing. Equal chunks may
-        # differ by a multiple.
+        # A chunk's worth is beside no forward, and a group's worth behind heads or, of one chunk, never written. Equal
+        # chunks may differ by a multiple.
         most = tokens * (1 + layout.multiple_tokens / smallest_chunk(layout))
         share = self._least_share(layout, places, self._alpha, self._linear_s(layout))
         share = self._in_room(layout, rates, share, most, layout.interleave)
-        groups = layout.interleave - (2 if layout.interleave > 3 else 1)
+        groups = max(0, layout.interleave - 2)
         return layout.sequences * groups * tokens * self._token_wait_s(rates, share)
 
     def of_uncut(self, partition: Partition, places: Places) -> float:
@@ -105,14 +106,16 @@ class LeastWaits:
             return 0.0  # chunks of several waves go round the stages together
         # Waves that follow each other in a stream share ticks, but for those that fill the pipeline.
         kept = layout.sequences // partition.wave + (not one_by_one)
+        # The first forward, and those behind heads.
+        spared = 1 + layout.sequences * partition.num_chunks
         if partition.is_breadth_first and layout.sequences * partition.num_chunks * layout.mesh.pipe == 1:
-            kept = 2 if layout.interleave > 3 else 1  # see `copies.loop_writes`
+            kept, spared = 1, 1  # all heads are behind all forwards
         in_flight = partition.wave if one_by_one else layout.sequences
         share = self._least_share(layout, places, alpha, forward_s)
         share = self._in_room(layout, rates, share, longest, in_flight * layout.interleave * partition.num_chunks)
         # Of a share, tokens of each chunk are rounded.
         share = share if share in (0, 1) else max(0.0, share - partition.num_chunks / total)
-        written = layout.sequences * layout.interleave * total - kept * longest
+        written = layout.sequences * layout.interleave * total - (kept + spared) * longest
         return max(0, written) * self._token_wait_s(rates, share)
 
     def _uncut_tokens(self, layout: Layout) -> int:

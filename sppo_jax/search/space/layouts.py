@@ -109,6 +109,7 @@ class Layout:
             optimizer=self.request.way.optimizer,
             cores=TPU_CHIPS[device.name].cores if device.name in TPU_CHIPS else 1,
             ring_pass=config.sequence.ring_pass,
+            backward_queries=self.request.backward_queries,
             has_one_document=self.request.has_one_document,
         )
 
@@ -139,6 +140,7 @@ class Layout:
             kernel=request.kernel,
             length=request.config.sequence.length,
             ring_pass=ring_pass or request.config.sequence.ring_pass,
+            backward_queries=request.backward_queries,
         )
         recompute = Recompute(
             linear=2 if inputs == "recompute" or runs_again else int(rest == "recompute"),

@@ -17,6 +17,7 @@ from sppo_jax.hardware import (
     make_cluster,
     parse_cluster,
 )
+from sppo_jax.hardware.cluster import LONG_HEAD_DIM
 from sppo_jax.hardware.tpu_chips import SPILLED, TPU_CHIPS, block_bytes
 from sppo_jax.plan.parts import cudnn_takes, pallas_takes
 from sppo_jax.predict.seconds.documents import Documents
@@ -65,6 +66,7 @@ class Request:
         table: the table given by hand, and its text, if any.
         way: what a plan does before it has a layout.
         documents: how documents lie in sequences, if the plan is for these; None: for sequences of one document each.
+        backward_queries: see `plan.Plan`.
     """
 
     config: Config
@@ -74,6 +76,7 @@ class Request:
     table: tuple[Table, str] | None
     way: Way
     documents: Documents | None = None
+    backward_queries: int = 0
 
     @property
     def whom(self) -> str:
@@ -150,15 +153,28 @@ def read_request(config: Config, cluster: Cluster | None = None, documents: Docu
         kind=None if sequence.kind == "auto" else sequence.kind,
         ulysses=sequence.ulysses,
     )
+    kernel = choose_kernel(config.model, cluster.device, compute_bytes, facts)
     return Request(
         config=config,
         cluster=cluster,
         compute_bytes=compute_bytes,
-        kernel=choose_kernel(config.model, cluster.device, compute_bytes, facts),
+        kernel=kernel,
         table=_read_table(config) if config.schedule.table is not None else None,
         way=way_for(config, Way()),
         documents=documents,
+        backward_queries=_backward_queries(config, cluster.device, kernel),
     )
+
+
+def _backward_queries(config: Config, device: Device, kernel: str) -> int:
+    """Returns the queries of a call of attention's backward at most; 0: any number.
+
+    Shorter heads were not measured so. A team's calls are those of documents.
+    """
+    sizes = [kind.head_dim for kind in config.model.attention_kinds]
+    if kernel != "cudnn" or config.sequence.groups != "static" or min(sizes, default=0) < LONG_HEAD_DIM:
+        return 0
+    return device.backward_queries
 
 
 def _check_rules(config: Config, cluster: Cluster) -> None:

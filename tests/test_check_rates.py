@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
-from sppo_jax.check.rates import place_of, profile_of, to_json
+from sppo_jax.check.rates import measured_line, place_of, profile_of, to_json
 from sppo_jax.check.row import Row
-from sppo_jax.hardware import DEVICES
+from sppo_jax.config import config_from_dict
+from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.hardware.attention_rates import AttentionCall
 from sppo_jax.hardware.cluster import measured, with_profile
 from sppo_jax.hardware.measured_figures import (
@@ -18,6 +20,7 @@ from sppo_jax.hardware.measured_figures import (
     read_profile,
 )
 from sppo_jax.predict.seconds.loop_waits import Write
+from sppo_jax.search.make import make_plan
 
 MATMUL = MatmulFigure(rows=8192, inner=4096, columns=4096, flops_s=700e12)
 CHUNK = AttentionFigure(chunk_tokens=8192, prefix_tokens=0, forward_s=1.0, backward_s=2.5, flops_s=500e12)
@@ -127,3 +130,29 @@ def test_a_loop_waits_for_the_measured_share():
 def test_another_machine_has_another_file():
     places = {place_of("h100", driver, cudnn, count) for driver in "ab" for cudnn in "cd" for count in (4, 8)}
     assert len(places) == 8
+
+
+def test_a_run_says_its_step_with_the_rates_that_were_measured_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = {"preset": "llama3.2-1b"}
+    mesh = {"pipe": 4, "seq": 1, "data": 1}
+    config = config_from_dict(
+        {"model": model, "sequence": {"length": 65536, "chunks": 4}, "mesh": mesh, "train": {"steps": 1}}
+    )
+    cluster = make_cluster(DEVICES["h100"], 4)
+    plan, facts = make_plan(config, cluster), {"driver": "580.1", "cuDNN": "9.20.0"}
+    assert measured_line(config, plan, cluster, facts) == ""
+    figures = found()
+    path = place_of("h100", "580.1", "9.20.0", 4)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(to_json({}, figures)))
+    line = measured_line(config, plan, cluster, facts)
+    here = dataclasses.replace(cluster, device=with_profile(cluster.device, profile_of(figures)))
+    seconds = make_plan(config, here).predicted.step_s
+    words = r"predicted (\S+) s a step with the rates that sppo check measured here, (\S+) s from the datasheet; "
+    got = re.match(words + rf"hardware.measured={path} plans with them", line)
+    # A plan that is made with these rates may be another, as fast within 2%.
+    assert float(got[1]) == pytest.approx(seconds, rel=0.02) and got[2] == f"{plan.predicted.step_s:.2f}"
+    assert got[1] != got[2]
+    assert measured_line(config, plan, cluster, {**facts, "driver": "590.1"}) == ""
+    assert measured_line(config, plan, make_cluster(DEVICES["h100"], 8), facts) == ""

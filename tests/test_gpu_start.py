@@ -22,7 +22,7 @@ LOADING = "CUDA_MODULE_LOADING"
 @pytest.fixture
 def unset(monkeypatch):
     """A plugin for GPUs is installed, nothing is set, and no backend has started, it seems."""
-    for name in ("XLA_FLAGS", LOADING, "JAX_PLATFORMS", env.HOST_LIMIT, env.FRACTION, env.OLD_FRACTION):
+    for name in ("XLA_FLAGS", LOADING, "NCCL_DEBUG", "JAX_PLATFORMS", env.HOST_LIMIT, env.FRACTION, env.OLD_FRACTION):
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(gpu_start, "_has_gpu_plugin", lambda: True)
     monkeypatch.setattr(gpu_start, "jaxlib_version", lambda: (0, 12, 0))
@@ -109,3 +109,13 @@ def test_a_plugin_for_gpus_is_found_where_jax_finds_it(name, found, tmp_path, mo
     spec.submodule_search_locations.append(str(tmp_path / "jax_plugins"))
     monkeypatch.setattr(gpu_start, "find_spec", lambda _: spec if name else None)
     assert gpu_start._has_gpu_plugin() == found
+
+
+def test_flags_with_which_collectives_hang_are_refused_on_several_gpus(unset, monkeypatch):
+    env.set_waiting_limits(a_plan())
+    assert os.environ["NCCL_DEBUG"] == "WARN"
+    flag = "--xla_gpu_experimental_enable_nvshmem=true"
+    monkeypatch.setenv("XLA_FLAGS", flag)
+    with pytest.raises(ValueError, match=f"XLA_FLAGS must not have a flag .*got {flag}; remove the flag"):
+        env.set_waiting_limits(a_plan())
+    env.set_waiting_limits(a_plan(mesh=(1, 1, 1)))

@@ -42,7 +42,7 @@ def test_all_regions_are_held_until_the_last_is_there(monkeypatch):
 def test_only_gpus_have_pools(monkeypatch):
     filled = []
     monkeypatch.setattr(host_pool, "pool_requests", lambda plan: (4 * MIB,))
-    monkeypatch.setattr(host_pool, "fill", lambda requests, device: filled.append((requests, device)))
+    monkeypatch.setattr(host_pool, "fill", lambda requests, device, **_: filled.append((requests, device)))
     cpu, gpus = SimpleNamespace(platform="cpu"), [SimpleNamespace(platform="gpu") for _ in range(2)]
     host_pool.fill_pools(None, [cpu])
     assert not filled
@@ -52,7 +52,7 @@ def test_only_gpus_have_pools(monkeypatch):
 
 @pytest.mark.parametrize(("lockable", "told"), [(8 * MIB, True), (2**50, False), (None, False)])
 def test_a_system_that_pins_no_more_is_told_of_in_one_line(lockable, told, monkeypatch):
-    def refuse(requests, device):
+    def refuse(requests, device, **_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of pinned memory\nmore")
 
     monkeypatch.setattr(host_pool, "pool_requests", lambda plan: (221 * 2**30,))
@@ -72,3 +72,11 @@ def test_a_process_that_trains_fills_the_new_pools_of_its_own_devices(new, train
     plan = small_plan((16,) * 4, mesh=(1, 1, 2))
     assert prepare.prepare_process(plan, trains=trains) == {}
     assert filled == ([(plan, jax.local_devices()[:2])] if new and trains else [])
+
+
+def test_pinning_says_how_far_it_is(capsys):
+    with host_pool._Progress(4 * 2**30, 2) as progress:
+        progress.add(2**30)
+        progress.add(2**30)
+        assert progress.text().startswith("pinned 2 GiB of 8 GiB of host memory, ")
+    assert capsys.readouterr().out == ""  # within seconds

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 from distributed_cases import finish, start_processes
 
 from sppo_jax.processes import same_program
+from sppo_jax.processes.gpu_start import refused_flags
 from sppo_jax.processes.same_program import check_lowered, differing_fact, differing_program, first_difference
-from sppo_jax.processes.software import flags, refused_flags
+from sppo_jax.processes.software import flags
 from sppo_jax.train import loop
 
 FACTS = {"jax": "0.12.0", "NCCL": "2.29.1", "device memory": "77300000000"}

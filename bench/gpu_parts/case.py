@@ -60,6 +60,7 @@ class Outcome:
         rows: what it emitted, also where it failed later.
         settings: of the case.
         date: day on which it was made, YYYY-MM-DD; empty in results older than this field.
+        clocks: what nvidia-smi says of the GPU before the case and behind it: clock, power, heat, and what slows it.
         printed: the end of what its process printed, where it failed; not in the JSON.
     """
 
@@ -70,6 +71,7 @@ class Outcome:
     rows: list[dict[str, Any]] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     date: str = ""
+    clocks: list[dict[str, Any]] = field(default_factory=list)
     printed: str = ""
 
     @property

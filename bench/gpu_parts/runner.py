@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench.gpu_parts.case import DONE, FAILED, NOT_RUN, SKIPPED, Case, Outcome
 from bench.gpu_parts.machine import Machine
+from sppo_jax.hardware.gpu_health import read_gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 _GIB = 2**30
@@ -66,6 +67,7 @@ def run_case(case: Case, machine: Machine, mode: str, *, limit_s: float | None =
         device = machine.topology if mode == "compile" and machine.topology else machine.device
         told = {"folder": case.folder, "part": case.part, "settings": case.settings, "mode": mode, "device": device}
         spec.write_text(json.dumps(told | {"rows": str(rows)}), encoding="utf-8")
+        before = clocks(machine) if mode == "run" else []
         start_s = time.monotonic()
         with log.open("wb") as out:
             process = subprocess.Popen(
@@ -86,8 +88,18 @@ def run_case(case: Case, machine: Machine, mode: str, *, limit_s: float | None =
             wall_s=round(wall_s, 1),
             rows=_read_rows(rows),
             settings=case.settings,
+            clocks=[*before, *(clocks(machine) if mode == "run" else [])],
             printed="" if code == 0 else text[-_MOST_PRINTED:],
         )
+
+
+def clocks(machine: Machine) -> list[dict]:
+    """Return clock, power, heat and reasons of a low clock of the GPU that is measured; nothing for other devices."""
+    gpus = read_gpus() if machine.platform == "gpu" else None
+    if not gpus or not machine.index.isdecimal() or int(machine.index) >= len(gpus):
+        return []
+    found = gpus[int(machine.index)].to_dict()
+    return [{name: found[name] for name in ("sm_mhz", "most_sm_mhz", "power_w", "temperature_c", "slowed_by")}]
 
 
 def skipped(case: Case, reason: str) -> Outcome:

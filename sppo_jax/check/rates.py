@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.check.row import Figures
+from sppo_jax.config import Config
 from sppo_jax.files.whole import cache_directory
+from sppo_jax.hardware import Cluster, with_profile
 from sppo_jax.hardware.attention_rates import AttentionCall
-from sppo_jax.hardware.measured_figures import CopyFigure, Profile, profile_from_dict
+from sppo_jax.hardware.measured_figures import CopyFigure, Profile, profile_from_dict, read_profile
+from sppo_jax.plan.plan import Plan
+from sppo_jax.search.evaluate import costs_of, simulation_of
 
 # The row that measures what `sppo profile` measures.
 RATES = "rates"
@@ -107,3 +111,31 @@ def place_of(device: str, driver: str, cudnn: str, num_devices: int) -> Path:
     """Returns the user's file of the figures of such devices, which need not exist."""
     name = hashlib.sha256(json.dumps([device, driver, cudnn, num_devices]).encode()).hexdigest()[:16]
     return cache_directory("check") / f"{name}.json"
+
+
+def measured_line(config: Config, plan: Plan, cluster: Cluster, facts: Mapping[str, str]) -> str:
+    """Returns a line on a plan's step with the rates that were measured on the same devices; "" where none were.
+
+    Args:
+        config: all settings; with `hardware.measured` the plan has measured rates already.
+        plan: of the run.
+        cluster: the devices of all processes.
+        facts: from `software`: the driver and cuDNN.
+    """
+    if config.hardware.measured is not None or cluster.device.platform == "cpu":
+        return ""
+    driver, cudnn = facts.get("driver", ""), facts.get("cuDNN", "")
+    path = place_of(cluster.device.name, driver, cudnn, cluster.num_devices)
+    try:
+        profile = read_profile(path)
+    except ValueError:
+        return ""
+    found = (profile.device, profile.driver, profile.cudnn, profile.num_devices)
+    if found != (cluster.device.name, driver, cudnn, cluster.num_devices):
+        return ""
+    here = replace(cluster, device=with_profile(cluster.device, profile))
+    seconds = simulation_of(plan, config, here).step_s + costs_of(plan, config, here).step_overhead_s()
+    return (
+        f"predicted {seconds:.2f} s a step with the rates that sppo check measured here, {plan.predicted.step_s:.2f} s "
+        f"from the datasheet; hardware.measured={path} plans with them"
+    )

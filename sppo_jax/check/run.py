@@ -180,13 +180,14 @@ def check_devices(rows: Rows, asked: Asked) -> None:
     is_cpu, is_gpu = platform == "cpu", platform in ("gpu", "cuda", "rocm")
     dtype = jnp.dtype(compute_dtype(model.compute_dtype))
 
-    rows.add("products", lambda: products.measure(timer, sizes.side, dtype), products.judge)
+    exact = lambda: products.measure(timer, sizes.side, dtype)  # noqa: E731
+    rows.add("products", lambda: _with_clocks(exact), products.judge)
     rows.add("device memory", lambda: products.measure_stream(timer, sizes.stream_bytes), products.judge_stream)
     rows.add("attention", lambda: attention.measure(model, asked.plan, local), attention.judge)
     if not is_cpu:
         calls = attention.QUICK_CALLS if asked.is_quick else attention.CALLS
         measure = lambda: attention.measure_rates(timer, model, asked.plan, calls)  # noqa: E731
-        rows.add("attention rates", measure, attention.judge_rates)
+        rows.add("attention rates", lambda: _with_clocks(measure), attention.judge_rates)
     if is_gpu:
         pinned = max(asked.plan.predicted.host_bytes)
         pin = lambda: host_copies.measure_pinning(local, sizes.pinned_bytes, pinned)  # noqa: E731
@@ -221,6 +222,22 @@ def judge_rates(found: Sequence[Figures], wanted: Wanted) -> Row:
     one = found[0]["profile"]
     text = f"layers {rate(one['layer_flops_s'], 'FLOP')}, a tick {one['overhead_s'] * 1e6:.0f} us, for the planner"
     return Row(value=text, verdict=NOT_JUDGED)
+
+
+def _with_clocks(measure: Callable[[], Figures]) -> Figures:
+    """Returns the figures of a timed row, and what nvidia-smi says of the GPUs before and behind it."""
+    before = _clocks()
+    found = {**measure()}
+    return {**found, "clocks": [before, _clocks()]} if before else found
+
+
+def _clocks() -> list[dict[str, Any]]:
+    from sppo_jax.hardware import visible_gpus
+    from sppo_jax.hardware.gpu_health import read_gpus
+
+    visible = [gpu.uuid for gpu in visible_gpus() or ()]
+    names = ("sm_mhz", "most_sm_mhz", "power_w", "temperature_c", "slowed_by")
+    return [{name: gpu.to_dict()[name] for name in names} for gpu in read_gpus() or () if gpu.uuid in visible]
 
 
 def _devices() -> Figures:

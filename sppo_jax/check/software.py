@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sppo_jax.check.row import FAILS, OK, SLOW, Figures, Row, Wanted, errors, worst
 from sppo_jax.compat import FAILING_CUDNN, MIN_JAXLIB_FOR_GPU_OFFLOAD, PROVEN_CUDNN, another_cudnn
-from sppo_jax.processes.software import REFUSED_FLAGS, refused_flags, software
+from sppo_jax.processes.gpu_start import REFUSED_FLAGS, refused_flags
+from sppo_jax.processes.software import software
 
 _SHOWN = 60
 

@@ -76,7 +76,7 @@ def prepare(config: Config, plan: Plan, devices: Sequence[jax.Device] | None = N
     Args:
         config: small.
         plan: of the config.
-        devices: as the plan's mesh asks; None: all.
+        devices: of this process alone, as the plan's mesh asks; None: all of all processes.
     """
     mesh = layout.make_mesh(plan, devices)
     model = build_model(config, abstract=True)
@@ -87,16 +87,14 @@ def prepare(config: Config, plan: Plan, devices: Sequence[jax.Device] | None = N
         for in_order in (False, True)
     )
     step = make_train_step(api.value_and_grad(plan, model, mesh), optimizer, shardings_of(shapes), config.model)
-    own = devices is not None and not plan_spans_processes(mesh)
-    rows = list(range(plan.num_sequences)) if own else local_rows(mesh, plan.num_sequences)
     whole = draw(plan.num_sequences, plan.sequence_length, config.model.vocab_size)
-    batch = place_batch({key: value[rows] for key, value in whole.items()}, plan, mesh)
+    if devices is None:
+        rows = local_rows(mesh, plan.num_sequences)
+        batch = place_batch({key: value[rows] for key, value in whole.items()}, plan, mesh)
+    else:  # each process has all of its own mesh
+        places = batch_shapes(plan, mesh)
+        batch = {key: jax.device_put(layout.stripe(value, plan), places[key].sharding) for key, value in whole.items()}
     return Small(config, plan, mesh, step, optimizer, shapes, saved, batch)
-
-
-def plan_spans_processes(mesh: jax.sharding.Mesh) -> bool:
-    """Returns whether a mesh has devices of other processes."""
-    return any(device.process_index != jax.process_index() for device in mesh.devices.flat)
 
 
 def draw(num_sequences: int, length: int, vocab_size: int) -> dict[str, np.ndarray]:

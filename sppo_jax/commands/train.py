@@ -145,6 +145,20 @@ def _planned(args: Namespace, config: Config, cluster: Cluster | None, run_dir: 
     return Plan.from_json(distributed.share_text(text)), distributed.share_text(problem)
 
 
+def _say_measured(config: Config, plan: Plan, cluster: Cluster | None) -> None:
+    """Says how long a step takes with the rates that sppo check found on these devices, and the version of NCCL."""
+    if not distributed.is_main() or config.train.num_simulated_devices:
+        return
+    from sppo_jax.check.rates import measured_line
+    from sppo_jax.processes.software import software
+
+    facts = software()
+    if line := measured_line(config, plan, resolve_cluster(config, cluster), facts):
+        distributed.say(line)
+    if plan.mesh.num_devices > 1 and "NCCL" in facts:
+        distributed.say(f"NCCL {facts['NCCL']}")
+
+
 def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> int:
     from sppo_jax.processes.same_program import Different
     from sppo_jax.train.checkpoints.run_dir import changes_since, checkpoint_directory, claimed, write_run
@@ -172,6 +186,7 @@ def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> 
     distributed.together(lambda: check_room(experiment, run_dir))
     if plan.groups != planned.groups:
         distributed.say(f"sequence.groups is {plan.groups}: {plan.reasons.get('groups', '')}")
+    _say_measured(config, plan, cluster)
     for change in changes:
         distributed.say(f"changed since the run began: {change}")
     start = begin(experiment, run_dir)

@@ -194,8 +194,12 @@ def set_waiting_limits(plan: Plan | None, stall_s: float | str = "auto") -> None
     Args:
         plan: the plan; None if no plan can be made before the devices are known.
         stall_s: `train.stall_s`; the first call counts.
+
+    Raises:
+        ValueError: XLA_FLAGS has a flag with which collectives fail or hang.
     """
     if gpus_may_start():
+        gpu_start.check_flags(plan, os.environ.get("XLA_FLAGS", "").split())
         for name, value in gpu_start.variables(plan).items():
             os.environ[name] = os.environ.get(name) or value
         for name, seconds in gpu_start.waiting_flags(plan, stall_s).items():

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,6 +39,11 @@ WAITING_FLAGS = (
 # The versions of jaxlib that were seen to know these flags. XLA ends a process with a flag that XLA does not know.
 _FIRST_KNOWN, _LAST_KNOWN = (0, 10), (0, 12)
 _LOADING = "CUDA_MODULE_LOADING"
+# The flag with which devices take another way between hosts, and one with which collectives deadlock.
+REFUSED_FLAGS = {
+    "xla_gpu_experimental_enable_nvshmem": "jax-ml/jax#31398",
+    "xla_gpu_experimental_parallel_collective_overlap_limit": "openxla/xla#40656",
+}
 # XLA ends the process only after the watchdog, whose line says more.
 _AFTER_THE_WATCHDOG_S = 300
 _DAY_S = 24 * 3600
@@ -57,7 +63,7 @@ def waiting_limit_s(plan: Plan | None, given: float | str = AUTO) -> int:
 
 
 def variables(plan: Plan | None) -> dict[str, str]:
-    """Returns the variables with which CUDA loads all kernels at the start, where several GPUs may run a plan.
+    """Returns the variables with which several GPUs run a plan: CUDA loads all kernels at the start, and NCCL warns.
 
     CUDA loads a kernel at its first call by default. Loading may wait for the kernels that run on the device, and a
     collective among these may wait for another device: a deadlock (openxla/xla#38932). One GPU runs no collective.
@@ -65,7 +71,39 @@ def variables(plan: Plan | None) -> dict[str, str]:
     Args:
         plan: the plan; None if it is not known yet.
     """
-    return {_LOADING: "EAGER"} if _may_wait(plan) else {}
+    return {_LOADING: "EAGER", "NCCL_DEBUG": "WARN"} if _may_wait(plan) else {}
+
+
+def refused_flags(words: Sequence[str]) -> tuple[str, ...]:
+    """Returns the flags among some of XLA's that must not be given with several devices.
+
+    Args:
+        words: `--NAME=VALUE` each; 1 is what XLA has by itself for the limit, false for the other.
+    """
+    found = []
+    for word in words:
+        name, _, value = word.lstrip("-").partition("=")
+        if name in REFUSED_FLAGS and value.lower() not in ("false", "0", "1" if name.endswith("limit") else "false"):
+            found.append(word)
+    return tuple(found)
+
+
+def check_flags(plan: Plan | None, words: Sequence[str]) -> None:
+    """Refuses flags with which collectives of several GPUs fail or hang.
+
+    Args:
+        plan: the plan; None if it is not known yet.
+        words: of XLA_FLAGS.
+
+    Raises:
+        ValueError: there is one.
+    """
+    for word in refused_flags(words) if _may_wait(plan) else ():
+        bug = REFUSED_FLAGS[word.lstrip("-").partition("=")[0]]
+        raise ValueError(
+            f"XLA_FLAGS must not have a flag with which collectives of several GPUs fail or hang ({bug}), got {word}; "
+            "remove the flag"
+        )
 
 
 def waiting_flags(plan: Plan | None, given: float | str) -> dict[str, int]:

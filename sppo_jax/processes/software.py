@@ -17,11 +17,6 @@ from sppo_jax.version import installed_version
 _PLUGINS = ("jax-cuda13-pjrt", "jax-cuda12-pjrt", "libtpu")
 # Flags that change no program: how many devices of the run this process simulates, and where XLA writes what.
 _NO_PART = ("--xla_force_host_platform_device_count", "--xla_dump")
-# The flag of XLA that takes another way between hosts, and those with which collectives deadlock.
-REFUSED_FLAGS = {
-    "xla_gpu_experimental_enable_nvshmem": "jax-ml/jax#31398",
-    "xla_gpu_experimental_parallel_collective_overlap_limit": "openxla/xla#40656",
-}
 
 
 def software() -> dict[str, str]:
@@ -36,20 +31,6 @@ def flags(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the flags of XLA that may change a program, in the order of the alphabet."""
     words = environ.get("XLA_FLAGS", "").split()
     return tuple(sorted(word for word in words if not word.startswith(_NO_PART)))
-
-
-def refused_flags(words: Sequence[str]) -> tuple[str, ...]:
-    """Returns the flags among some of XLA's that must not be given with several devices.
-
-    Args:
-        words: `--NAME=VALUE` each; 1 is what XLA has by itself for the limit, false for the rest.
-    """
-    found = []
-    for word in words:
-        name, _, value = word.lstrip("-").partition("=")
-        if name in REFUSED_FLAGS and value.lower() not in ("false", "0", "1" if name.endswith("limit") else "false"):
-            found.append(word)
-    return tuple(found)
 
 
 def device_facts(device: jax.Device) -> dict[str, str]:

@@ -135,6 +135,7 @@ def races_found() -> bool:
     return interpret_pallas_call.races.races_found
 
 
+@pytest.mark.slow
 def test_two_cores_and_late_copies_make_no_race():
     check_races(2, (128, 128, 128))
 

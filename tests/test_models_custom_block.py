@@ -24,7 +24,10 @@ def load_example(name):
     return module
 
 
-@pytest.mark.parametrize(("name", "layer"), [("custom_block", "ParallelBlock"), ("custom_mixer", "RecurrentBlock")])
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [("custom_block", "ParallelBlock"), pytest.param("custom_mixer", "RecurrentBlock", marks=pytest.mark.slow)],
+)
 def test_pipeline_equals_dense_for_a_users_block(name, layer, x64):
     example = load_example(name)
     config = example.make_config()

@@ -149,6 +149,7 @@ def test_a_decoder_runs_the_mixer_of_a_users_layer(x64):
     assert np.isfinite(loss) and all(np.abs(x).max() > 0 for x in jax.tree.leaves(grads) if x.size)
 
 
+@pytest.mark.slow
 def test_the_dense_model_needs_the_documents(x64, monkeypatch):
     """Documents that are not told apart change the loss."""
     model, batch = small_model(6, **KINDS["delta alone"]), draw_batch(np.random.default_rng(6))

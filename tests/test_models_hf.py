@@ -59,7 +59,17 @@ class Reference(NamedTuple):
 
 
 # Others of their families are in CI.
-SLOW = ("llama", "qwen2-window", "qwen3-next-mixed", "mistral", "qwen3-moe-mixed", "qwen3.5-moe", "qwen3-tied")
+SLOW = (
+    "llama",
+    "qwen2-window",
+    "qwen3-next-mixed",
+    "mistral",
+    "qwen3-moe-mixed",
+    "qwen3.5-moe",
+    "qwen3-tied",
+    "qwen3-windows",
+    "mistral-window",
+)
 
 
 @pytest.fixture(

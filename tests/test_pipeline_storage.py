@@ -96,7 +96,8 @@ def leaves(params):
     return jax.tree_util.tree_leaves_with_path(params)
 
 
-@pytest.mark.parametrize("name", ["seq 5", pytest.param("data 3 x seq 2, two cuts", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["seq 5", "data 3 x seq 2, two cuts"])
 def test_parameters_in_their_own_shapes_go_through_the_same_step(x64, name):
     plan, model = make(name)
     params = nnx.state(model, nnx.Param)

@@ -119,6 +119,7 @@ def test_a_trip_count_of_one_pipeline_alone_would_be_found(monkeypatch):
     assert loops_that_part(plan, model, batch, monkeypatch)
 
 
+@pytest.mark.slow
 def test_other_documents_keep_their_losses_to_the_bit():
     plan = small_plan((16, 16, 8), mesh=(1, 2, 4), kind="hybrid", ulysses=2, groups="flex")
     model = small_model(num_layers=2, dtype="float32")

@@ -29,8 +29,6 @@ DENSE = dict(num_layers=8, layers="4x(dense,full)", kinds={"dense": {"experts": 
 STATES = dict(num_layers=8, layers="4x(delta,full)", delta={"key_size": 16, "value_size": 4})
 STATES |= dict(qkv_bias=False, qk_norm=True, unit_norm=True, output_gate=True)
 SHARED = dict(EXPERTS["experts"], shared_size=8, shared_gate=True)
-# The first one with models that compile fast.
-IN_CI = next(each for each in RUNS if "two processes" in each and not each & {"experts", "kinds", "states"})
 pytestmark = pytest.mark.xdist_group("run_pairs")
 SETTINGS = {
     "data": {"source": "documents.npy", "separator": 0, "validation_fraction": 0.2},
@@ -162,10 +160,8 @@ def label(features):
     return "+".join(sorted(features)).replace(" ", "-")
 
 
-@pytest.mark.parametrize(
-    "features",
-    [pytest.param(each, id=label(each), marks=[pytest.mark.slow] * (each != IN_CI)) for each in RUNS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("features", [pytest.param(each, id=label(each)) for each in RUNS])
 def test_a_run_with_features_has_the_losses_of_a_plain_run(place, plain, features):
     name, run_dir = "import" if "import" in features else "own", label(features)
     name += "".join(f"-{each}" for each in ("experts", "kinds", "states") if each in features)

@@ -177,6 +177,7 @@ def test_a_run_goes_on_from_three_devices_to_five_to_six(x64, source, tmp_path):
     chex.assert_trees_all_close(*saved, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_run_stops_after_too_many_steps_that_are_not_finite(source, tmp_path):
     groups = {**EVERY_STEP, "optimizer": {"lr": 1e30, "warmup_steps": 0, "clip_norm": 1e30}}
     groups["train"] = {"steps": 30, "log_every": 1, "max_nonfinite": 3}

@@ -215,6 +215,7 @@ def test_matrices_and_their_moments_are_on_the_host_and_vectors_are_not():
     assert kinds((state.step, adam.count)) == {"device"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saves", ["async", "blocking"])
 def test_a_state_moves_between_meshes_and_between_host_and_device_bit_for_bit(tmp_path, saves):
     """Also the fingerprints are those of a state on the device, or it would not be restored."""

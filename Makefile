@@ -22,12 +22,14 @@ check: $(VENV)/installed-dev
 test-fast: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n 2 -q $(FAST)
 
+# `check` has run the import rule.
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0 -q --durations 20
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0 -q --durations 20 --ignore tests/test_imports.py
 
 clean:
 	rm -rf .venv .venv-* build *.egg-info
 
+# Python compiles a module when it is first imported: of torch and transformers few are, and pip would compile all of them.
 # The default python3 if it is new enough, else the newest that runs; a shim may be on the path and yet not run.
 $(VENV)/installed: pyproject.toml
 	@python=; for name in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11); do \
@@ -40,11 +42,11 @@ $(VENV)/installed: pyproject.toml
 	fi; \
 	echo "installing into $(VENV) with $$($$python --version)"; \
 	$$python -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --no-compile --editable .
 	@$(BIN)/python -c 'from sppo_jax.compat import installed_text; print(installed_text())'
 	@touch $@
 
 # What the tests compare with is large (transformers and torch), so the quickstart does without.
 $(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
 	@touch $@

@@ -140,6 +140,7 @@ SETTINGS = [
     ("schedule.name=table schedule.table=absent.csv", "schedule.table must be a readable CSV file"),
     ("schedule.name=table schedule.table=c.yaml", "correct c.yaml"),
     ("model=hf:", "model.hf must be the folder of a Hugging Face model, got ''; give the path of the folder"),
+    ("model=hf:a:b", "a local folder with config.json, got"),
     ("model=hf:absent", "a Hugging Face model must be a local folder with config.json"),
     ("model.hf=absent model.preset=llama3-8b", "model must have either preset or hf, got both"),
     ("model.preset=llama3-8bb", "did you mean 'llama3-8b'?"),

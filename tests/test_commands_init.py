@@ -130,3 +130,9 @@ def test_other_devices_have_a_usual_length_too(folder, name, length, capsys):
 
 def test_a_short_length_is_refused_with_one_that_suits(folder, capsys):
     assert suited(capsys, ["--cluster", "h100:1x7", "--length", "17"]) == 112
+
+
+def test_a_folder_with_a_colon_in_its_name_is_a_folder(folder, tmp_path, capsys):
+    (tmp_path / folder).rename(tmp_path / "my:model")
+    assert main(["init", "hf:my:model", "--cluster", "h100:1x1", "--out", "my.yaml"]) == 0
+    assert Path(load_config("my.yaml").model.hf).name == "my:model" and main(["plan", "my.yaml"]) == 0

@@ -2,13 +2,15 @@
 
 import argparse
 import difflib
+import sys
 import warnings
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from sppo_jax.commands.shipped import find_config
 from sppo_jax.config import Config, config_from_dict, load_config
-from sppo_jax.config.hf.families import read_num_positions
+from sppo_jax.config.hf.families import model_folder, read_num_positions
+from sppo_jax.config.hf.hub import fetch
 from sppo_jax.config.inert import inert_settings
 from sppo_jax.config.stretch import warn_beyond_length
 from sppo_jax.files.paths import local_path
@@ -66,13 +68,14 @@ def config_parser(command: str, description: str) -> Parser:
     return parser
 
 
-def load(args: argparse.Namespace) -> Config:
+def load(args: argparse.Namespace, *, reads: Literal["config", "tokenizer", "weights"] = "config") -> Config:
     """Reads the config, and warns of settings that change nothing.
 
     Args:
         args: the words parsed by a `config_parser`; a `cluster` among them replaces hardware.cluster, and a `length`
             replaces sequence.length. With a `length`, None or not, the config may also be a folder, hf:FOLDER. The name
             of a shipped config becomes its path.
+        reads: what of a model of the hub is fetched beside its config.json: nothing, its tokenizer, or its weights too.
     """
     options = {"hardware.cluster": getattr(args, "cluster", None), "sequence.length": getattr(args, "length", None)}
     overrides = [*args.overrides, *(f"{name}={value}" for name, value in options.items() if value)]
@@ -85,6 +88,8 @@ def load(args: argparse.Namespace) -> Config:
     else:
         args.config = find_config(args.config)
         config = load_config(args.config, overrides)
+    if reads != "config" and config.model.hf is not None:
+        fetch(Path(config.model.hf), weights=reads == "weights", say=lambda line: print(line, file=sys.stderr))
     warn_beyond_length(config)
     for line in inert_settings(config):
         warnings.warn(line, stacklevel=2)
@@ -109,7 +114,7 @@ def folder_settings(folder: str) -> dict[str, Any]:
     Raises:
         ValueError: the folder holds no model that can be read.
     """
-    length = read_num_positions(local_path(folder, "the folder of hf:FOLDER"))
+    length = read_num_positions(model_folder(folder))
     return {"model": {"hf": folder}, "sequence": {"length": length}, "train": {"steps": 1}}
 
 

@@ -22,7 +22,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--part", metavar="N/M", help="only tokenize part N of M of the files into data.cache")
     args = parser.parse_intermixed_args(words)
-    config = load(args)
+    config = load(args, reads="tokenizer")
     if args.part:
         lines = write_parts(config, parse_part(args.part))
         print(json_text({"parts": lines}, indent=2) if args.json else "\n".join(lines))

@@ -33,7 +33,7 @@ def run(words: Sequence[str]) -> int:
     """Prints the gain of teams for the documents of a config, or for other lengths; returns the exit code."""
     args = _parser().parse_intermixed_args(words)
     _check(args)
-    config = load(args)
+    config = load(args, reads="tokenizer")
     simulate(config)
     to_file = args.json if args.json != _STDOUT else None
     inputs = [Path(args.config), args.lengths, *files_read(config)]

@@ -29,7 +29,7 @@ def run(words: Sequence[str]) -> int:
     args = parser.parse_intermixed_args(words)
     if not 1 <= args.steps <= _MOST_STEPS:
         raise ValueError(f"--steps must be in 1..{_MOST_STEPS}, got {args.steps}; trace a few steps, e.g. 3")
-    config = load(args)
+    config = load(args, reads="weights")
     simulate(config)
     skip_cuda_without_driver()
     out = args.out or Path("traces") / f"{Path(args.config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"

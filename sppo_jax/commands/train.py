@@ -58,7 +58,7 @@ def run(words: Sequence[str]) -> int:
         raise ValueError(
             f"--resume must be used without --run-dir, got --run-dir {args.run_dir}; leave out one of them"
         )
-    config = load(args)
+    config = load(args, reads="weights")
     simulate(config, together=True)
     skip_cuda_without_driver()
     distributed.start(config)

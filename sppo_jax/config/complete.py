@@ -12,10 +12,9 @@ from sppo_jax.config.experts import ExpertsConfig
 from sppo_jax.config.hf.delta import WEIGHT_FIELDS as DELTA_FIELDS
 from sppo_jax.config.hf.experts import BALANCE_OFF
 from sppo_jax.config.hf.experts import WEIGHT_FIELDS as EXPERT_FIELDS
-from sppo_jax.config.hf.families import FREE_FIELDS, WEIGHT_FIELDS, read_shape
+from sppo_jax.config.hf.families import FREE_FIELDS, WEIGHT_FIELDS, model_folder, read_shape
 from sppo_jax.config.presets import apply_preset
 from sppo_jax.config.section import ConfigError
-from sppo_jax.files.paths import local_path
 
 # Settings of a section that runs from before do not have.
 _NEWER = {
@@ -79,7 +78,7 @@ def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str,
     if complete and (experts is None or isinstance(experts, Mapping) and set(EXPERT_FIELDS) <= set(experts)):
         return settings
     try:
-        folder = local_path(settings["hf"], "the folder").absolute()
+        folder = model_folder(settings["hf"])
         base = read_shape(folder)
     except ValueError as error:
         raise ConfigError(f"model.hf: {error}") from error

@@ -10,9 +10,11 @@ from typing import Any, Literal
 from sppo_jax.config.hf.delta import delta_from_hf
 from sppo_jax.config.hf.experts import DEQUANTIZE, experts_from_hf
 from sppo_jax.config.hf.gemma import scales_from_hf
+from sppo_jax.config.hf.hub import folder_of_config, is_name
 from sppo_jax.config.hf.language import language_config
 from sppo_jax.config.hf.layers import has_dense, layers_from_hf, windows_from_hf
 from sppo_jax.config.hf.rope import ropes_from_hf
+from sppo_jax.files.paths import local_path
 from sppo_jax.files.whole import parse_json
 
 CONFIG = "config.json"
@@ -184,6 +186,20 @@ FREE_FIELDS = ("norm_eps", "sliding_window", "rope")
 _ADAPTERS = ("adapter_config.json", "adapter_model*")
 
 
+def model_folder(text: str) -> Path:
+    """Returns the folder of a model that a user names, with its config.json: a local one, or that of the hub's cache.
+
+    Args:
+        text: a path, or OWNER/NAME of the hub where there is no such folder.
+
+    Raises:
+        ValueError: the path is an address, or the hub does not give the model.
+    """
+    if is_name(text):
+        return folder_of_config(text).absolute()
+    return local_path(text, "the folder").absolute()
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """Reads a folder's config.json, of a multimodal model that of its language model.
 
@@ -196,7 +212,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(
             f"a Hugging Face model must be a local folder with {CONFIG}, got {folder} ({error.strerror}); "
-            f"download it first, e.g. hf download NAME --local-dir {folder}"
+            f"name another folder, or a model of the hub as hf:OWNER/NAME"
         ) from None
     except ValueError as error:
         raise ValueError(

@@ -47,7 +47,7 @@ def test_a_plan_fetches_config_json_alone(cache, capfd, monkeypatch):
 
 def test_a_local_folder_wins(cache, tmp_path):
     (tmp_path / NAME).mkdir(parents=True)
-    assert model_folder(NAME) == tmp_path / NAME and not cache.exists()
+    assert model_folder(NAME).absolute() == tmp_path / NAME and not cache.exists()
 
 
 @pytest.mark.parametrize(("weights", "size", "files"), [(True, "4 MiB", 2), (False, "1 MiB", 1)])

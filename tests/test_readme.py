@@ -105,6 +105,22 @@ def test_pages_are_as_short_as_they_are_meant_to_be():
         assert words <= most, f"{what} must have at most {most:,} words by hand, got {words:,}; shorten, or use LATER"
 
 
+def sentences_of(page: Path) -> set[str]:
+    """Returns the sentences of 12 words or more of a page, outside of code and generated blocks, as words."""
+    text = re.sub(r"<!-- begin .*?<!-- end [^>]*>|```.*?```", "\n\n", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    pieces = re.split(r"(?<=[.!?])\s|\n\n|\n\* |\n#", text)
+    found = (" ".join(re.findall(r"[\w./:=-]+", piece.lower())) for piece in pieces)
+    return {sentence for sentence in found if len(sentence.split()) >= 12}
+
+
+def test_readme_and_start_pages_share_no_sentence():
+    pages = [ROOT / "README.md", *START]
+    for number, page in enumerate(pages):
+        for other in pages[number + 1 :]:
+            assert sentences_of(page) & sentences_of(other) == set(), (page.name, other.name)
+    assert all(len(sentences_of(page)) > 5 for page in pages)
+
+
 def test_the_snippet_runs_as_printed(tmp_path):
     (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     code = snippet + "\nprint(float(loss), len(jax.tree.leaves(grads)))\n"

@@ -78,7 +78,7 @@ def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str,
     if complete and (experts is None or isinstance(experts, Mapping) and set(EXPERT_FIELDS) <= set(experts)):
         return settings
     try:
-        folder = model_folder(settings["hf"])
+        folder = model_folder(settings["hf"]).absolute()
         base = read_shape(folder)
     except ValueError as error:
         raise ConfigError(f"model.hf: {error}") from error

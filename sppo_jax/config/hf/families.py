@@ -196,8 +196,8 @@ def model_folder(text: str) -> Path:
         ValueError: the path is an address, or the hub does not give the model.
     """
     if is_name(text):
-        return folder_of_config(text).absolute()
-    return local_path(text, "the folder").absolute()
+        return folder_of_config(text)
+    return local_path(text, "the folder")
 
 
 def read_config(folder: Path) -> dict[str, Any]:

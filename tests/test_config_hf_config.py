@@ -301,7 +301,7 @@ def test_folders_without_a_readable_config_are_refused(tmp_path):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ValueError, match=words):
             read_shape(tmp_path)
-    with pytest.raises(ValueError, match="must be a local folder with config.json, got .*none .* hf download"):
+    with pytest.raises(ValueError, match="must be a local folder with config.json, got .*none .* hf:OWNER/NAME"):
         read_shape(tmp_path / "none")
 
 

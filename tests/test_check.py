@@ -4,7 +4,14 @@ import json
 import re
 
 import pytest
-from distributed_cases import finish, start_in, start_processes
+from distributed_cases import REPO, finish, start_in, start_processes
+from small_run import write_config
+
+from sppo_jax.check.small import shrunk
+from sppo_jax.commands import check
+from sppo_jax.config import load_config
+from sppo_jax.hardware import parse_cluster
+from sppo_jax.search.make import make_plan, resolve_cluster
 
 # The rows that train take most of the time, and have a test of their own.
 FEW = """
@@ -85,3 +92,77 @@ def test_wrong_input_is_a_line(words, line, capsys, monkeypatch):
     assert main(["check", *words]) == 2
     err = capsys.readouterr().err
     assert err.startswith(line) and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("name", "num_layers"), [("olmo-3-7b-1gpu", 8), ("gemma-3-27b-1m-8gpu", 12)])
+def test_a_config_made_small_keeps_its_mesh_kinds_kernel_and_places(name, num_layers):
+    config = load_config(REPO / "configs" / f"{name}.yaml")
+    cluster = resolve_cluster(config)
+    plan = make_plan(config, cluster)
+    few = shrunk(config, plan, cluster)
+    small = make_plan(few, cluster)
+    assert (small.mesh, small.kernel, small.optimizer) == (plan.mesh, plan.kernel, plan.optimizer)
+    assert (small.stash.inputs, small.stash.attention) == (plan.stash.inputs, plan.stash.attention)
+    assert few.model.num_layers == num_layers and set(few.model.kind_names) == set(config.model.kind_names)
+    assert few.model.hidden_size == config.model.hidden_size and small.sequence_length <= 4096
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_named_and_ends_the_others():
+    code = (
+        FEW.replace("{KEPT}", "{'processes', 'devices', 'collectives in a host'}")
+        + """
+if os.environ["SPPO_PROCESS_ID"] == "1":
+    run._collectives = lambda *_: os.kill(os.getpid(), 9)
+sys.exit(main(["check", "--devices", "cpu:2", "--quick"]))
+"""
+    )
+    (status, out, errors), (killed, _, _) = finish(start_processes(code, 2, SPPO_HEARTBEAT_S=5))
+    assert (status, killed) == (1, -9), errors
+    verdict, text = rows_of(out)["collectives in a host"]
+    assert verdict == "FAILS" and text.startswith("process 1 stopped answering longer than SPPO_HEARTBEAT_S = 5 ago")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_simulated_devices_pass(num_processes, tmp_path):
+    code = "from sppo_jax.cli import main\nsys.exit(main(['check', '--devices', 'cpu:4', '--quick']))"
+    alone = start_in([{}], code) if num_processes == 1 else start_processes(code, num_processes)
+    found = finish(alone, timeout_s=500)
+    assert [status for status, _, _ in found] == [0] * num_processes, found
+    rows = rows_of(found[0][1])
+    assert {verdict for verdict, _ in rows.values()} <= {"ok", "not judged"}
+    assert {"products", "attention", "host rows", "three steps", "losses"} <= set(rows)
+
+
+@pytest.mark.slow
+def test_a_run_whose_processes_lower_different_programs_ends_before_it_compiles(tmp_path):
+    config = write_config(tmp_path / "config.yaml")
+    code = """
+from sppo_jax.cli import main
+from sppo_jax.train import loop
+import jax
+make = loop.make_train_step
+def doubled(value_and_grad, optimizer, *rest):
+    def update(grads, *more):
+        return optimizer.update(jax.tree.map(lambda x: x * 2, grads), *more)
+    return make(value_and_grad, optimizer._replace(update=update), *rest)
+if os.environ["SPPO_PROCESS_ID"] == "1":
+    loop.make_train_step = doubled
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+    for status, out, errors in finish(start_processes(code, 2, config, "--run-dir", tmp_path / "run"), timeout_s=300):
+        assert status == 2 and "compiled the training step" not in out
+        assert errors.startswith("all processes must lower the same training step, got another one in process 1 on ")
+        assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("named", "ends"), [("h100:1x8", ""), ("h100:2x8", "set hardware.cluster=h100:1x8"), (None, "")]
+)
+def test_a_config_for_other_devices_cannot_run_here(named, ends, monkeypatch):
+    here = parse_cluster("h100:1x8")
+    monkeypatch.setattr(check, "local_cluster", lambda: here)
+    config = load_config(REPO / "configs" / "llama3-8b-128k-8gpu.yaml", [f"hardware.cluster={named or 'null'}"])
+    text = check._other_devices(config, parse_cluster(named or "h100:1x8"))
+    assert text.endswith(ends) and bool(text) == bool(ends)

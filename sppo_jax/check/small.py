@@ -90,7 +90,7 @@ def shrunk(config: Config, plan: Plan, cluster: Cluster) -> Config:
                 "rest": stash.rest,
                 "alpha": 1.0 if is_away else 0.0,
             },
-            "optimizer": {**settings["optimizer"], "place": plan.optimizer},
+            "optimizer": {**settings["optimizer"], "place": plan.optimizer, "warmup_steps": 0},
             "hardware": settings["hardware"],
             "checkpoint": settings["checkpoint"],
             "train": {"steps": _STEPS, "devices": config.train.devices, "seed": config.train.seed},
@@ -98,16 +98,21 @@ def shrunk(config: Config, plan: Plan, cluster: Cluster) -> Config:
     )
 
 
+def _interleave(plan: Plan) -> int:
+    """Returns the groups of layers of a stage: two where there are more."""
+    return min(2, plan.schedule.interleave)
+
+
 def _schedule(config: Config, plan: Plan, sequences: int) -> dict[str, Any]:
     if plan.schedule.name == "table":
-        return {"name": "seq1f1b", "interleave": plan.schedule.interleave, "wave": 1}
+        return {"name": "seq1f1b", "interleave": _interleave(plan), "wave": 1}
     wave = sequences if plan.schedule.wave > 1 else 1
-    return {"name": plan.schedule.name, "interleave": plan.schedule.interleave, "wave": wave}
+    return {"name": plan.schedule.name, "interleave": _interleave(plan), "wave": wave}
 
 
 def _model(config: Config, plan: Plan, platform: str) -> dict[str, Any]:
     """Returns the model with two layers, or a period of its layers, in each virtual stage; narrow on a CPU."""
-    model, groups = config.model, plan.mesh.pipe * plan.schedule.interleave
+    model, groups = config.model, plan.mesh.pipe * _interleave(plan)
     names = model.kind_names
     per_group = min(len(names) // groups, max(2, _period(names)))
     settings = {**to_dict(config)["model"], "hf": None, "preset": None, "num_layers": per_group * groups}

@@ -20,7 +20,7 @@ from sppo_jax.commands.command import (
 )
 from sppo_jax.commands.outputs import CHECKED, Output, check_outputs
 from sppo_jax.config import Config, config_from_dict
-from sppo_jax.hardware import Cluster, visible_gpus
+from sppo_jax.hardware import Cluster, local_cluster, visible_gpus
 from sppo_jax.plan.plan import Plan
 from sppo_jax.processes import distributed
 from sppo_jax.processes.environment import (
@@ -78,7 +78,7 @@ def _given(args: Namespace, num_simulated: int) -> Config | None:
             simulate_devices(distributed.local_devices(num_simulated))
         return None
     if num_simulated:
-        args.overrides.append(f"train.devices=cpu:{num_simulated}")
+        args.overrides += [f"train.devices=cpu:{num_simulated}", "hardware.cluster=null", "hardware.measured=null"]
     config = load(args)
     simulate(config, together=True)
     return config
@@ -120,7 +120,8 @@ def _checked(args: Namespace, config: Config | None, num_simulated: int) -> int:
         check_before_devices(rows, where, has_gpus=has_gpus)
         if not rows.has_failed:
             cluster = _cluster(config, num_simulated)
-            config, plan, problem = _planned(config, cluster, num_simulated)
+            other = _other_devices(config, cluster)
+            config, plan, problem = (config, None, other) if other else _planned(config, cluster, num_simulated)
             if problem:
                 distributed.say(f"{args.config} cannot run here: {problem}")
                 return DOES_NOT_FIT
@@ -147,6 +148,16 @@ def _cluster(config: Config | None, num_simulated: int) -> Cluster:
     return found or resolve_cluster(replace(given, hardware=replace(given.hardware, measured=None)))
 
 
+def _other_devices(config: Config | None, cluster: Cluster) -> str:
+    """Returns why a config is for other devices than those that are here; empty where it is for these."""
+    if config is None or config.hardware.cluster is None:
+        return ""
+    here = distributed.cluster(replace(config, hardware=replace(config.hardware, cluster=None))) or local_cluster()
+    if (here.device.name, here.num_devices) == (cluster.device.name, cluster.num_devices):
+        return ""
+    return f"it is for hardware.cluster={config.hardware.cluster}, got {here.name}; set hardware.cluster={here.name}"
+
+
 def _planned(config: Config | None, cluster: Cluster, num_simulated: int) -> tuple[Config, Plan, str]:
     """Returns config and plan of process 0, and why the plan cannot run here; empty where it can."""
     from sppo_jax.check.small import own_settings
@@ -162,7 +173,8 @@ def _planned(config: Config | None, cluster: Cluster, num_simulated: int) -> tup
         if not distributed.is_main():
             return "", ""
         found = search(config, cluster)
-        return found.plan.to_json(), "" if found.fits else found.problem
+        # Simulated devices run the config with its widths cut.
+        return found.plan.to_json(), "" if found.fits or num_simulated else found.problem
 
     text, problem = distributed.together(planned, is_long=True)
     return config, Plan.from_json(distributed.share_text(text)), distributed.share_text(problem)

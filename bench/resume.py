@@ -23,7 +23,7 @@ from pathlib import Path
 import yaml
 
 from bench.figures import write
-from sppo_jax.report.draw.chart import Axis, Panel, Rule, Series
+from sppo_jax.report.draw.chart import Axis, Marker, Panel, Series
 
 HERE = Path(__file__).parent
 RESULT, PICTURE = HERE / "results" / "resume.json", HERE.parent / "docs" / "resume.svg"
@@ -158,7 +158,7 @@ def picture(rows: list[dict]) -> list[Panel]:
     ]
     apart.append(Series(name="allowed", x=(0, STEPS), y=(ALLOWED, ALLOWED), color=1, dashed=True))
     title = f"Losses of {len(rows)} runs stopped after step {SAVED}"
-    saved = (Rule(x=SAVED, title="saved and loaded"),)
+    saved = (Marker(x=SAVED, title="saved and loaded"),)
     step, loss = Axis(label="step", whole=True, low=0), Axis(label="loss, nats a token")
     far = Axis(
         label=f"relative difference ({NO_DIFFERENCE:g}: none)", log=True, low=NO_DIFFERENCE / 3, high=ALLOWED * 10

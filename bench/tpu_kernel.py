@@ -132,8 +132,8 @@ def _compile(case: Case):
 
     from sppo_jax.attention.intervals import Intervals
     from sppo_jax.attention.pallas_blocks import Target, choose_blocks
-    from sppo_jax.attention.tpu.backward import Rows, backward
-    from sppo_jax.attention.tpu.forward import State, forward
+    from sppo_jax.attention.tpu.backward import QueryRows, backward
+    from sppo_jax.attention.tpu.forward import Partial, forward
     from sppo_jax.attention.tpu.pallas import with_blocks
     from sppo_jax.hardware.tpu_chips import TPU_CHIPS
 
@@ -157,9 +157,9 @@ def _compile(case: Case):
     integers = [(array(shape, jnp.int32),) * 2 for shape in ((), (num_queries,))]
     given = (q, array(cache, dtype), array(cache, dtype), *integers)
     if case.kernel == "forward":
-        state = State(array((*rows, head_dim), float32), array(rows, float32))
+        state = Partial(array((*rows, head_dim), float32), array(rows, float32))
         return jax.jit(run_forward, donate_argnums=5).lower(*given, state).compile()
-    of_queries = Rows(q, array(rows, float32), array(rows, float32))
+    of_queries = QueryRows(q, array(rows, float32), array(rows, float32))
     sums = (array((blocks.cores, *rows, head_dim), float32), *(array(cache, jnp.dtype(case.sums)),) * 2)
     return jax.jit(run_backward, donate_argnums=6).lower(*given, of_queries, sums).compile()
 

@@ -18,7 +18,7 @@ from flax import nnx
 
 import sppo_jax
 from sppo_jax.config import Config, MeshConfig, ModelConfig, OptimizerConfig, SequenceConfig, TrainConfig
-from sppo_jax.mixers.mixer import Operands, Place
+from sppo_jax.mixers.mixer import Operands, TokenRun
 from sppo_jax.models import Decoder, RMSNorm, dense_loss
 
 
@@ -32,7 +32,7 @@ class Recurrence:
         value = operands.heads["value"]
         return jnp.zeros(value.shape[1:], value.dtype)
 
-    def mix(self, operands: Operands, state, place: Place):
+    def mix(self, operands: Operands, state, place: TokenRun):
         """Returns h of each token, and behind the last one; padding keeps it and gives zeros."""
         value, decay = operands.heads["value"], operands.heads["decay"]
         before = jnp.concatenate([place.before_W, place.documents_T[:-1]])

@@ -24,7 +24,7 @@ from sppo_jax.data.rows.lengths import rows_of_corpus
 from sppo_jax.flex.lengths import corpora
 from sppo_jax.flex.placement import Placement
 from sppo_jax.flex.rows import documents_of
-from sppo_jax.report.draw.chart import Axis, Panel, Rule, Series
+from sppo_jax.report.draw.chart import Axis, Marker, Panel, Series
 from sppo_jax.report.flex.figures import TeamFigures, figures_of_teams
 from sppo_jax.search.make import make_plan
 
@@ -104,7 +104,7 @@ def _row_panel(placement: Placement, row: int) -> Panel:
     for left, right, low, high, degree in _boxes(placement, row):
         x, y = (left, right, right, left, left), (low, low, high, high, low)
         series.append(Series(name="", x=x, y=y, color=COLORS[degree], width=1.2))
-    rules = [Rule(x=chunk * members, title=f"chunk {chunk}") for chunk in range(1, shape.num_chunks)]
+    rules = [Marker(x=chunk * members, title=f"chunk {chunk}") for chunk in range(1, shape.num_chunks)]
     levels = [_level(placement, row, chunk) for chunk in range(shape.num_chunks)]
     return Panel(
         title=f"row {row}: {', '.join(levels)}",

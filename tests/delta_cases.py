@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from sppo_jax.mixers.delta import Heads, State, Taps
-from sppo_jax.mixers.mixer import Operands, Place
+from sppo_jax.mixers.mixer import Operands, TokenRun
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def place_of(documents, start, stop, room=0, reach=3):
     """Returns the place of the tokens start to stop of a sequence, with so many tokens of padding behind."""
     before = np.concatenate([np.full(reach, -1, np.int32), documents])[start : start + reach]
     of = np.concatenate([documents[start:stop], np.full(room, -1, np.int32)])
-    return Place(jnp.asarray(of), jnp.asarray(before), jnp.asarray(stop - start, jnp.int32))
+    return TokenRun(jnp.asarray(of), jnp.asarray(before), jnp.asarray(stop - start, jnp.int32))
 
 
 def cut_operands(operands, start, stop, room=0, fill=7.0):

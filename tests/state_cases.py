@@ -9,7 +9,7 @@ from exactness import small_model
 from jax import lax
 from programs import Case, batches
 
-from sppo_jax.mixers.mixer import Operands, Place
+from sppo_jax.mixers.mixer import Operands, TokenRun
 from sppo_jax.models.layer_classes import layer_of
 from sppo_jax.models.layers import DecoderLayer, ExpertsLayer, normal_param
 
@@ -38,7 +38,7 @@ class Decay:
             "tail": jnp.zeros(v.shape[1:], v.dtype),
         }
 
-    def mix(self, operands: Operands, state, place: Place):
+    def mix(self, operands: Operands, state, place: TokenRun):
         heads, tap_NV = operands.heads, operands.constants["tap"]
         times = heads["v"].shape[1] // heads["k"].shape[1]
         q, k = (jnp.repeat(heads[name], times, axis=1) for name in "qk")
@@ -68,7 +68,7 @@ class Unaware(Decay):
 
     reach = 0
 
-    def mix(self, operands: Operands, state, place: Place):
+    def mix(self, operands: Operands, state, place: TokenRun):
         # As if the tokens before the run were of the document of the run.
         out, new = super().mix(operands, state, place._replace(before_W=place.documents_T[:1]))
         return out, jax.tree.map(lambda x: jnp.where(place.num_real == 0, 2 * x + 1, x), new)

@@ -8,9 +8,9 @@ import pytest
 
 from sppo_jax.attention import check, cudnn
 from sppo_jax.attention.blockwise import merge
-from sppo_jax.attention.check import PLAIN, Heads, Kernel, find_difference
+from sppo_jax.attention.check import PLAIN, CallHeads, CheckedKernel, find_difference
 
-HEADS = Heads(4, 2, 16)
+HEADS = CallHeads(4, 2, 16)
 
 
 @pytest.fixture(autouse=True)
@@ -41,13 +41,13 @@ def by_heads(kernel):
 
     def backward(given, results, *, causal):
         parts = [
-            kernel.backward(operands(given, head), cudnn.Results(*(one(x, head) for x in results)), causal=causal)
+            kernel.backward(operands(given, head), cudnn.CudnnResults(*(one(x, head) for x in results)), causal=causal)
             for head in range(len(given.q_NTH))
         ]
         dq, dk, dv = (jnp.concatenate(x) for x in zip(*parts, strict=True))
         return dq, *(x.reshape(HEADS.num_kv_heads, -1, *x.shape[1:]).sum(1) for x in (dk, dv))
 
-    return Kernel(forward, backward)
+    return CheckedKernel(forward, backward)
 
 
 def in_tiles(given, *, causal):
@@ -68,7 +68,7 @@ def in_tiles(given, *, causal):
 
 
 @pytest.mark.parametrize(
-    "kernel", [by_heads(PLAIN), Kernel(in_tiles, PLAIN.backward)], ids=["head by head", "tile by tile"]
+    "kernel", [by_heads(PLAIN), CheckedKernel(in_tiles, PLAIN.backward)], ids=["head by head", "tile by tile"]
 )
 def test_a_right_kernel_passes_however_it_rounds(kernel):
     assert find_difference(HEADS, jnp.bfloat16, kernel=kernel) is None
@@ -78,7 +78,7 @@ def test_the_reference_has_the_rounded_output_that_a_call_gets():
     """XLA on GPUs drops a cast to bfloat16 and back, but no explicit rounding."""
     arrays = check._draw(HEADS, check.Extent(40, 56, {}, ()), jnp.bfloat16, check.LOW_SCORE)
     wide = (x.astype(jnp.float32) for x in arrays[:3])
-    out, lse = PLAIN.forward(cudnn.Operands(*wide, jnp.int32(24), jnp.int32(40)), causal=False)
+    out, lse = PLAIN.forward(cudnn.CudnnOperands(*wide, jnp.int32(24), jnp.int32(40)), causal=False)
 
     def results(more_NTH, more_NT):
         return check._global_results(out, lse, more_NTH, more_NT, arrays[3], jnp.int32(24))
@@ -171,21 +171,21 @@ def strict(given, *, causal):
 
 
 WRONG = {
-    "dK a twentieth too large": (Kernel(PLAIN.forward, scaled(1, 1.05)), "dK of the rectangle"),
-    "dV without a value": (Kernel(PLAIN.forward, scaled(2, jnp.nan)), "dV of the rectangle that is no number"),
-    "dQ without a scale": (Kernel(PLAIN.forward, scaled(0, 4.0)), "dQ of the rectangle"),
-    "one row of dK": (Kernel(PLAIN.forward, one_row_off), "dK of the rectangle"),
-    "LSE off": (Kernel(lse_off(0.01), PLAIN.backward), "LSE of the rectangle"),
-    "LSE underflows": (Kernel(underflowing, PLAIN.backward), "LSE of the rectangle .*low scores"),
-    "keys behind": (Kernel(all_keys(PLAIN.forward), PLAIN.backward), "out of the rectangle"),
-    "keys behind, backward": (Kernel(PLAIN.forward, all_keys(PLAIN.backward)), "dQ of the rectangle"),
-    "queries behind": (Kernel(PLAIN.forward, all_queries), "dK of the rectangle"),
-    "queries behind leak": (Kernel(PLAIN.forward, masked_by_a_product), "dK of the rectangle that is no number"),
-    "an LSE of its own": (Kernel(PLAIN.forward, with_its_own_lse), "dQ of the rectangle"),
-    "an output of its own": (Kernel(PLAIN.forward, with_its_own_output), "dQ of the rectangle"),
-    "heads of others": (Kernel(other_heads, PLAIN.backward), "out of the rectangle"),
-    "no causal mask": (Kernel(without_a_mask, PLAIN.backward), "out of the causal triangle"),
-    "a diagonal left out": (Kernel(strict, PLAIN.backward), "out of the causal triangle"),
+    "dK a twentieth too large": (CheckedKernel(PLAIN.forward, scaled(1, 1.05)), "dK of the rectangle"),
+    "dV without a value": (CheckedKernel(PLAIN.forward, scaled(2, jnp.nan)), "dV of the rectangle that is no number"),
+    "dQ without a scale": (CheckedKernel(PLAIN.forward, scaled(0, 4.0)), "dQ of the rectangle"),
+    "one row of dK": (CheckedKernel(PLAIN.forward, one_row_off), "dK of the rectangle"),
+    "LSE off": (CheckedKernel(lse_off(0.01), PLAIN.backward), "LSE of the rectangle"),
+    "LSE underflows": (CheckedKernel(underflowing, PLAIN.backward), "LSE of the rectangle .*low scores"),
+    "keys behind": (CheckedKernel(all_keys(PLAIN.forward), PLAIN.backward), "out of the rectangle"),
+    "keys behind, backward": (CheckedKernel(PLAIN.forward, all_keys(PLAIN.backward)), "dQ of the rectangle"),
+    "queries behind": (CheckedKernel(PLAIN.forward, all_queries), "dK of the rectangle"),
+    "queries behind leak": (CheckedKernel(PLAIN.forward, masked_by_a_product), "dK of the rectangle that is no number"),
+    "an LSE of its own": (CheckedKernel(PLAIN.forward, with_its_own_lse), "dQ of the rectangle"),
+    "an output of its own": (CheckedKernel(PLAIN.forward, with_its_own_output), "dQ of the rectangle"),
+    "heads of others": (CheckedKernel(other_heads, PLAIN.backward), "out of the rectangle"),
+    "no causal mask": (CheckedKernel(without_a_mask, PLAIN.backward), "out of the causal triangle"),
+    "a diagonal left out": (CheckedKernel(strict, PLAIN.backward), "out of the causal triangle"),
 }
 
 
@@ -195,7 +195,7 @@ def banded(change):
     def shifted(plain):
         return lambda *given, causal, window: plain(*given, causal=causal, window=window + change)
 
-    return Kernel(shifted(PLAIN.forward), shifted(PLAIN.backward))
+    return CheckedKernel(shifted(PLAIN.forward), shifted(PLAIN.backward))
 
 
 def test_a_window_is_checked_key_by_key(monkeypatch):

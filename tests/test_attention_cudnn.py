@@ -22,13 +22,13 @@ def test_the_stand_in_is_the_gradient_of_itself(x64, how):
     dout = jnp.asarray(np.random.default_rng(1).normal(size=q.shape)).at[:, 5:].set(0)
 
     def f(q, k, v):
-        return cudnn.forward(cudnn.Operands(q, k, v, *lengths), **how)[0]
+        return cudnn.forward(cudnn.CudnnOperands(q, k, v, *lengths), **how)[0]
 
     out, vjp = jax.vjp(f, q, k, v)
-    lse = cudnn.forward(cudnn.Operands(q, k, v, *lengths), **how)[1]
+    lse = cudnn.forward(cudnn.CudnnOperands(q, k, v, *lengths), **how)[1]
     # Rows that are not asked for may hold anything.
     dirty = jnp.full_like(dout, jnp.nan).at[:, :5].set(dout[:, :5])
-    got = cudnn.backward(cudnn.Operands(q, k, v, *lengths), cudnn.Results(out, lse, dirty), **how)
+    got = cudnn.backward(cudnn.CudnnOperands(q, k, v, *lengths), cudnn.CudnnResults(out, lse, dirty), **how)
     want = vjp(dout)
     for a, b, count in zip(got, want, (5, 7, 7), strict=True):
         np.testing.assert_allclose(a[:, :count], b[:, :count], rtol=1e-10, atol=1e-12)
@@ -38,9 +38,9 @@ def test_a_gpu_gets_cudnn_with_both_lengths():
     q, k, v = operands(jnp.bfloat16)
 
     def f(*arguments):
-        given = cudnn.Operands(*arguments)
+        given = cudnn.CudnnOperands(*arguments)
         out, lse = cudnn.forward(given, causal=True)
-        return cudnn.backward(given, cudnn.Results(out, lse, out), causal=False)
+        return cudnn.backward(given, cudnn.CudnnResults(out, lse, out), causal=False)
 
     lowered = jax.jit(f).trace(q, k, v, jnp.int32(3), jnp.int32(4)).lower(lowering_platforms=("cuda",)).as_text()
     assert lowered.count("__cudnn$fmhaSoftmax(") == 1 and lowered.count("__cudnn$fmhaSoftmaxBackward(") == 1
@@ -52,9 +52,9 @@ def test_a_gpu_gets_the_window_of_a_band():
     q, k, v = operands(jnp.bfloat16)
 
     def f(*arguments):
-        given = cudnn.Operands(*arguments)
+        given = cudnn.CudnnOperands(*arguments)
         out, lse = cudnn.forward(given, causal=True, window=3)
-        return cudnn.backward(given, cudnn.Results(out, lse, out), causal=True, window=3)
+        return cudnn.backward(given, cudnn.CudnnResults(out, lse, out), causal=True, window=3)
 
     text = lowered_for_gpu(jax.jit(f), q, k, v, jnp.int32(3), jnp.int32(4))
     calls = [line for line in text.splitlines() if "__cudnn$fmhaSoftmax" in line]
@@ -72,11 +72,13 @@ def test_every_backward_adds_in_a_fixed_order_if_asked():
 
     @jax.jit
     def f(q, k, v):
-        given = cudnn.Operands(q, k, v, jnp.int32(3), jnp.int32(4))
+        given = cudnn.CudnnOperands(q, k, v, jnp.int32(3), jnp.int32(4))
         out, lse = cudnn.forward(given, causal=True)
-        grads = [cudnn.backward(given, cudnn.Results(out, lse, out), causal=causal) for causal in (True, True, False)]
+        grads = [
+            cudnn.backward(given, cudnn.CudnnResults(out, lse, out), causal=causal) for causal in (True, True, False)
+        ]
         once_more = jax.lax.fori_loop(
-            0, 3, lambda _, out: cudnn.backward(given, cudnn.Results(out, lse, out), causal=True)[0], out
+            0, 3, lambda _, out: cudnn.backward(given, cudnn.CudnnResults(out, lse, out), causal=True)[0], out
         )
         return grads, once_more
 

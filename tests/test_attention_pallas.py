@@ -11,8 +11,8 @@ from pallas_cases import GRAD_SLOT, PLACE, Case, draw_case, plain_backward, plai
 
 from sppo_jax.attention.intervals import Intervals
 from sppo_jax.attention.pallas_blocks import Blocks, Target, choose_blocks
-from sppo_jax.attention.tpu.backward import Rows, backward
-from sppo_jax.attention.tpu.forward import State, forward
+from sppo_jax.attention.tpu.backward import QueryRows, backward
+from sppo_jax.attention.tpu.forward import Partial, forward
 from sppo_jax.attention.tpu.pallas import with_blocks
 from sppo_jax.hardware.tpu_chips import TPU_CHIPS, chip_of
 
@@ -41,7 +41,7 @@ def forward_program(blocks, interpret):
     return jax.jit(on_device)
 
 
-def run_forward(case: Case, blocks, intervals, state=None, interpret=True) -> State:
+def run_forward(case: Case, blocks, intervals, state=None, interpret=True) -> Partial:
     return forward_program(blocks, interpret)(case.q, case.k, case.v, PLACE[0], intervals, state)
 
 
@@ -52,7 +52,7 @@ def run_backward(case: Case, blocks, interpret=True):
         keys, grads_at = (k, v, (slot, PLACE[1])), (GRAD_SLOT, PLACE[1])
         return backward(q, keys, meets, rows, sums, grads_at, interpret=interpret)
 
-    rows = Rows(case.dout, case.lse, case.delta)
+    rows = QueryRows(case.dout, case.lse, case.delta)
     return jax.jit(on_device)(case.q, case.k, case.v, PLACE[0], case.intervals, rows, case.dk, case.dv)
 
 

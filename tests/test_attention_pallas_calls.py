@@ -5,7 +5,7 @@ import re
 import jax.numpy as jnp
 import pytest
 
-from sppo_jax.attention.check import Heads, find_difference
+from sppo_jax.attention.check import CallHeads, find_difference
 from sppo_jax.attention.intervals import Intervals
 from sppo_jax.attention.pallas_blocks import Blocks
 from sppo_jax.attention.tpu import backward as pallas_backward
@@ -14,7 +14,7 @@ from sppo_jax.attention.tpu import forward as pallas_forward
 from sppo_jax.attention.tpu.check_calls import checked_kernel
 from sppo_jax.attention.tpu.pallas import PallasKernel
 
-HEADS = Heads(2, 1, 128)
+HEADS = CallHeads(2, 1, 128)
 BLOCKS = Blocks(128, 128, 128, 2, vmem_bytes=2**26, is_interpreted=True)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import figures
-from sppo_jax.report.draw.chart import Axis, Panel, Rule, Series
+from sppo_jax.report.draw.chart import Axis, Marker, Panel, Series
 
 ROOT = Path(__file__).parents[1]
 PANEL = Panel(
@@ -21,7 +21,7 @@ PANEL = Panel(
         Series(name="", x=(16, 32), y=(0.01, 0.09), line=False, mark="circle"),
         Series(name="alone\n1.2x", x=(16,), y=(0.05,), line=False, mark="square"),
     ],
-    rules=[Rule(x=20, title="saved")],
+    rules=[Marker(x=20, title="saved")],
 )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.data.open import open_data, write_parts
-from sppo_jax.data.storage.parts import Part
+from sppo_jax.data.storage.parts import FilePart
 from sppo_jax.data.summary.summary import summarize
 from sppo_jax.report.data.chats import learned_text
 
@@ -52,7 +52,7 @@ def config_of(tmp_path):
 def test_they_are_counted_shown_and_warned_of(config_of, tokenizer, num_parts):
     config = config_of("hit", HIT + CLEAN, tokenizer)
     for number in range(num_parts):
-        write_parts(config, Part(number=number + 1, count=num_parts))
+        write_parts(config, FilePart(number=number + 1, count=num_parts))
     for _ in ("tokenized now", "from the cache"):
         with pytest.warns(
             UserWarning, match=rf"should hold no control tokens of data.tokenizer, got {SAID}.*; "

@@ -8,7 +8,7 @@ import pytest
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.data.open import open_data, write_parts
-from sppo_jax.data.storage.parts import Part
+from sppo_jax.data.storage.parts import FilePart
 from sppo_jax.data.summary.summary import summarize
 from sppo_jax.report.data.chats import learned_text
 
@@ -50,7 +50,7 @@ def line_of(config, data):
 def test_they_are_counted_named_and_warned_of(config_of, num_parts):
     config = config_of(PLAIN, TWO, EXCLUDED)
     for number in range(num_parts):
-        write_parts(config, Part(number=number + 1, count=num_parts))
+        write_parts(config, FilePart(number=number + 1, count=num_parts))
     for _ in ("tokenized now", "from the cache"):
         told = r"own thought, got 1 turns whose .* is in message 2 of \S*1.jsonl line 1\); set data.chat.train_on"
         with pytest.warns(UserWarning, match=told) as found:

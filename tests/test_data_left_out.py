@@ -17,7 +17,7 @@ from sppo_jax.cli import main
 from sppo_jax.config import config_from_dict
 from sppo_jax.data.cache.left_out import LeftOut
 from sppo_jax.data.open import open_data, write_parts
-from sppo_jax.data.storage.parts import Part
+from sppo_jax.data.storage.parts import FilePart
 
 sys.path.insert(0, str(Path(__file__).parent / "forms"))
 from write import NUM_EMPTY, TEXTS, TOKENS  # noqa: E402
@@ -142,7 +142,7 @@ def test_counts_of_parts_are_added_up(tmp_path, form):
     for name in ("whole", "parts"):
         config = config_from_dict(SETTINGS | {"data": data | {"cache": str(tmp_path / name)}})
         for number in (2, 1) if name == "parts" else ():
-            write_parts(config, Part(number=number, count=2))
+            write_parts(config, FilePart(number=number, count=2))
         (source,) = open_data(config).sources
         found.append([(one.what, one.count) for one in source.training.corpus.left_out])
     assert found[0] == found[1] == [("documents" if form == "text" else form, 6)]

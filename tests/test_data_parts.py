@@ -17,7 +17,7 @@ from sppo_jax.cli import main
 from sppo_jax.config import config_from_dict
 from sppo_jax.data.open import open_data, write_parts
 from sppo_jax.data.storage.folders import File
-from sppo_jax.data.storage.parts import Part, cut, parse_part
+from sppo_jax.data.storage.parts import FilePart, cut, parse_part
 
 pytest.importorskip("pyarrow")
 
@@ -67,7 +67,7 @@ def test_parts_are_runs_of_whole_files_of_about_equal_bytes(sizes):
 def test_a_part_that_is_none_is_refused(text):
     with pytest.raises(ValueError, match="must be a part and the number of parts, got .*write e.g. 3/64"):
         parse_part(text)
-    assert parse_part("3/64") == Part(number=3, count=64)
+    assert parse_part("3/64") == FilePart(number=3, count=64)
 
 
 @pytest.mark.parametrize(("place", "count"), [pytest.param("directory", 64, marks=pytest.mark.slow), ("bucket", 4)])
@@ -80,8 +80,8 @@ def test_parts_in_any_order_give_what_one_process_gives(s3, tmp_path, monkeypatc
     numbers = list(range(1, count + 1))
     random.Random(1).shuffle(numbers)
     for number in numbers[:-2]:
-        write_parts(config, Part(number=number, count=count))
-    (line,) = write_parts(config, Part(number=numbers[0], count=count))
+        write_parts(config, FilePart(number=number, count=count))
+    (line,) = write_parts(config, FilePart(number=numbers[0], count=count))
     assert "tokenized before" in line
     missing = ", ".join(map(str, sorted(numbers[-2:])))
     with pytest.warns(
@@ -92,7 +92,7 @@ def test_parts_in_any_order_give_what_one_process_gives(s3, tmp_path, monkeypatc
         warnings.simplefilter("error")
         assert contents(open_data(config)) == whole  # from the local cache
         for number in numbers[-2:]:
-            write_parts(config, Part(number=number, count=count))
+            write_parts(config, FilePart(number=number, count=count))
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
         monkeypatch.setattr("sppo_jax.data.sources.tokenizing.read_pieces", None)  # all is there
         if place == "bucket":
@@ -103,7 +103,7 @@ def test_machines_may_mount_a_source_at_different_paths(tmp_path, monkeypatch):
     write_files(tmp_path / "in", 8)
     shutil.copytree(tmp_path / "in", tmp_path / "mnt" / "other")  # with the same times
     for number, source in enumerate(("in", "mnt/other") * 2, 1):
-        write_parts(config_of(tmp_path, tmp_path / "parts", tmp_path / source), Part(number=number, count=4))
+        write_parts(config_of(tmp_path, tmp_path / "parts", tmp_path / source), FilePart(number=number, count=4))
     whole = contents(open_data(config_of(tmp_path, tmp_path / "whole")))
     monkeypatch.setattr("sppo_jax.data.sources.tokenizing.read_pieces", None)  # all is there
     assert contents(open_data(config_of(tmp_path, tmp_path / "parts", tmp_path / "mnt" / "other"))) == whole
@@ -115,10 +115,10 @@ def test_a_part_counts_once_its_facts_are_there(s3, tmp_path, monkeypatch):  # n
     config = config_of(tmp_path, "s3://data/tokens")
     s3.fault = lambda method, path, range_: "deny" if method != "GET" and "facts.json" in path else None
     with pytest.raises(ValueError, match="facts.json"):
-        write_parts(config, Part(number=1, count=2))
+        write_parts(config, FilePart(number=1, count=2))
     s3.fault = lambda *_: None
-    assert "are tokenized in s3://data/tokens" in write_parts(config, Part(number=1, count=2))[0]
-    assert "tokenized before" in write_parts(config, Part(number=1, count=2))[0]
+    assert "are tokenized in s3://data/tokens" in write_parts(config, FilePart(number=1, count=2))[0]
+    assert "tokenized before" in write_parts(config, FilePart(number=1, count=2))[0]
 
 
 CHATS = [
@@ -142,7 +142,7 @@ def test_parts_of_conversations_of_rows_of_tokens_and_of_prompts_join_too(tmp_pa
     whole = open_data(config_of(tmp_path, tmp_path / "whole", **data))
     config = config_of(tmp_path, tmp_path / "parts", **data)
     for number in (4, 1, 3, 2):
-        write_parts(config, Part(number=number, count=4))
+        write_parts(config, FilePart(number=number, count=4))
     joined = open_data(config)
     assert contents(joined) == contents(whole)
     assert joined.sources[0].training.corpus.learned == whole.sources[0].training.corpus.learned
@@ -154,8 +154,8 @@ def test_too_many_parts_and_too_little_disk_are_one_line(tmp_path, monkeypatch, 
     with pytest.raises(
         ValueError, match="at most as many parts as the largest source has files to tokenize, 3, got 1/4"
     ):
-        write_parts(config, Part(number=1, count=4))
-    write_parts(config, Part(number=1, count=2))
+        write_parts(config, FilePart(number=1, count=4))
+    write_parts(config, FilePart(number=1, count=2))
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1})())
     with pytest.raises(ValueError, match=r"must have room for the tokens, [\d,]+ bytes, got 1 free in"):
         open_data(config)

@@ -11,7 +11,7 @@ from sppo_jax.config import config_from_dict
 from sppo_jax.data.open import open_data, write_parts
 from sppo_jax.data.storage import progress
 from sppo_jax.data.storage.folders import look_at
-from sppo_jax.data.storage.parts import Part
+from sppo_jax.data.storage.parts import FilePart
 from sppo_jax.data.storage.progress import Progress, total_bytes
 
 TEMPLATE = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
@@ -71,7 +71,7 @@ def test_copies_show_how_far_they_are(s3, tmp_path, capsys, shown, monkeypatch):
         (tmp_path / "in" / f"{number}.jsonl").write_text(json.dumps(ROWS["text"]) + "\n")
     config = config_of(tmp_path, str(tmp_path / "in"), "s3://data/tokens")
     for number in (1, 2):
-        write_parts(config, Part(number=number, count=2))
+        write_parts(config, FilePart(number=number, count=2))
     capsys.readouterr()
     open_data(config)
     told(capsys.readouterr().err, "copying")

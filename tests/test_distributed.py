@@ -9,7 +9,7 @@ from sppo_jax.hardware import DEVICES
 from sppo_jax.hardware.present import Gpu
 from sppo_jax.processes import distributed
 from sppo_jax.processes.distributed import heartbeat_s, local_devices, timeout_s
-from sppo_jax.processes.rendezvous import Place
+from sppo_jax.processes.rendezvous import ProcessPlace
 
 GIVEN = {"SPPO_COORDINATOR": "node0:8476", "SPPO_NUM_PROCESSES": "4", "SPPO_PROCESS_ID": "3"}
 
@@ -126,7 +126,7 @@ def test_a_process_that_takes_some_gpus_of_its_host_counts_these(monkeypatch):
     monkeypatch.setattr(distributed, "find_spec", lambda name: name)
     gpus = tuple(Gpu(name=GPU, uuid=f"GPU-{k}", memory_bytes=None) for k in range(8))
     monkeypatch.setattr(distributed, "visible_gpus", lambda: gpus)
-    place = Place(coordinator="a:1", num_processes=8, process_id=3, local_device_ids=(3,))
+    place = ProcessPlace(coordinator="a:1", num_processes=8, process_id=3, local_device_ids=(3,))
     monkeypatch.setattr(distributed, "find_place", lambda **_: place)
     assert distributed._counted_gpus() == gpus[:1]
     monkeypatch.setattr(distributed, "gpus_may_start", lambda: False)

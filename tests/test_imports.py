@@ -104,6 +104,40 @@ def test_no_file_imports_itself_by_way_of_others():
         visit(name, [])
 
 
+def test_folders_within_a_package_have_no_circle():
+    """Each file that lies loose in a package counts as a folder of its own."""
+    above: dict[str, set[str]] = {}
+    for path in FILES:
+        node = folder_of(path)
+        for name in imported(ast.parse(path.read_text(encoding="utf-8"))):
+            found = [
+                ROOT.parent.joinpath(*one.split(".")).with_suffix(".py") for one in (name, name.rpartition(".")[0])
+            ]
+            other = next((folder_of(file) for file in found if file in FILES), node)
+            above.setdefault(node, set()).update({other} - {node})
+    while free := [node for node, others in above.items() if not others & above.keys()]:
+        for node in free:
+            del above[node]
+    assert not above, f"a circle among {sorted(above)}"
+
+
+def folder_of(path: Path) -> str:
+    """Returns the folder of a package in which a file lies, at any depth; the file itself if it lies loose."""
+    parts = path.relative_to(ROOT).parts
+    return "/".join(parts[:2])
+
+
+def test_folders_are_small():
+    sizes: dict[str, int] = {}
+    for path in FILES:
+        if path.name != "__init__.py":
+            folder = str(path.parent.relative_to(ROOT))
+            sizes[folder] = sizes.get(folder, 0) + 1
+    assert sizes["."] <= 6, "modules that lie loose"
+    assert max(sizes.values()) <= 18, {folder: size for folder, size in sizes.items() if size > 18}
+    assert len(set(LAYERS) - {"parts", "layers", "check", "evaluation"}) <= 25
+
+
 @pytest.mark.parametrize("name", WITHOUT_JAX)
 def test_what_plans_does_not_import_jax(name):
     files = [path for path in FILES if path.relative_to(ROOT).is_relative_to(name)]

@@ -9,7 +9,7 @@ from distributed_cases import finish, free_port, start_in
 from gpu_machines import machine
 
 from sppo_jax.processes.launchers import AFTER_JAX, BEFORE_JAX, find_place
-from sppo_jax.processes.rendezvous import Place
+from sppo_jax.processes.rendezvous import ProcessPlace
 
 GIVEN = {"SPPO_COORDINATOR": "node0:8476", "SPPO_NUM_PROCESSES": "4", "SPPO_PROCESS_ID": "3"}
 SLURM = {
@@ -25,7 +25,7 @@ def test_a_place_is_read_from_the_environment():
     assert find_place({}) is None
     assert find_place({"SPPO_NUM_PROCESSES": "1"}) is None
     assert find_place({"SPPO_NUM_PROCESSES": "1", "SPPO_PROCESS_ID": "0", **SLURM}) is None
-    assert find_place(GIVEN) == Place(coordinator="node0:8476", num_processes=4, process_id=3)
+    assert find_place(GIVEN) == ProcessPlace(coordinator="node0:8476", num_processes=4, process_id=3)
     assert find_place({**SLURM, **GIVEN}).coordinator == "node0:8476"
 
 
@@ -53,7 +53,7 @@ def test_slurm_is_recognized(monkeypatch):
             monkeypatch.setenv(name, value)
         return find_place()
 
-    assert place() == Place(
+    assert place() == ProcessPlace(
         coordinator=f"node07:{4097 % 4096 + 65536 - 4096}",
         num_processes=2,
         process_id=1,
@@ -185,7 +185,7 @@ def placed(monkeypatch):
 @pytest.mark.parametrize("name", LAUNCHED)
 def test_every_launcher_gives_a_place(placed, name):
     environ, coordinator, ids = LAUNCHED[name]
-    assert placed(environ) == Place(coordinator=coordinator, num_processes=2, process_id=1, local_device_ids=ids)
+    assert placed(environ) == ProcessPlace(coordinator=coordinator, num_processes=2, process_id=1, local_device_ids=ids)
 
 
 def test_every_row_of_the_tables_is_tried():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sppo_jax.pipeline.kinds import At
-from sppo_jax.pipeline.mechanism import Tick
+from sppo_jax.pipeline.mechanism import TickOnDevice
 from sppo_jax.pipeline.rows import HostRow
 from sppo_jax.pipeline.stash.buffers import HostPlace, StashLayout, chunk_entries
 from sppo_jax.program.program import TickSpec
@@ -111,7 +111,7 @@ def test_the_compiler_does_not_know_the_row_that_a_tick_outside_of_loops_fetches
 
     def fetched(x_TD):
         row = {"stash.fetch_row": HostRow(jnp.array([5, 2])[1], is_counted=False)}
-        return Tick(TickSpec("B", 8), row, x_TD, jnp.zeros((8, 4))).row_to_fetch("stash.fetch_row")
+        return TickOnDevice(TickSpec("B", 8), row, x_TD, jnp.zeros((8, 4))).row_to_fetch("stash.fetch_row")
 
     x_TD = jnp.ones((8, 4))
     assert fetched(x_TD) == 2

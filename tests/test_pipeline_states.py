@@ -14,7 +14,7 @@ from jax import lax
 from programs import compare
 from state_cases import STATE_MLP, StateCase, UnawareLayer, draw_states, packed_batches, state_layer
 
-from sppo_jax.mixers.mixer import Operands, Place
+from sppo_jax.mixers.mixer import Operands, TokenRun
 from sppo_jax.models import decoder
 from sppo_jax.models.dense import dense_value_and_grad
 from sppo_jax.pipeline import api
@@ -261,7 +261,7 @@ def by_chunks(note):
         for number, length in enumerate(LENGTHS):
             own = slice(start, start + length)
             before = jnp.concatenate([jnp.full(3, -1, jnp.int32), documents])[start : start + 3]
-            place = Place(documents[own], before, (documents[own] >= 0).sum())
+            place = TokenRun(documents[own], before, (documents[own] >= 0).sum())
             run = Operands(jax.tree.map(lambda x, own=own: x[own], heads), operands.constants)
             out, state = plain_mix(run, state, place)
             jax.debug.callback(partial(note, "states", number), state)

@@ -23,7 +23,7 @@ from sppo_jax.config import ModelConfig, config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.hardware.tpu_chips import TPU_CHIPS
 from sppo_jax.mixers.delta import GatedDelta, Heads, Taps
-from sppo_jax.mixers.mixer import Operands, Place
+from sppo_jax.mixers.mixer import Operands, TokenRun
 from sppo_jax.models import build_model
 from sppo_jax.models.leaves import is_cast
 from sppo_jax.pipeline.api import Step
@@ -536,7 +536,7 @@ def exchanged_states_bytes(kind: str, members: int, dtype) -> float:
     heads = heads._replace(g=heads.g.astype(wide), b=heads.b.astype(wide))
     operands, mixer = Operands(heads, Taps(array(2, 4, 3), array(2, 4, 3), array(8, 6, 3))), GatedDelta(reach=2)
     size = tokens * members
-    place = Place(jnp.zeros(size, jnp.int32), jnp.zeros(2, jnp.int32), jnp.int32(size))
+    place = TokenRun(jnp.zeros(size, jnp.int32), jnp.zeros(2, jnp.int32), jnp.int32(size))
 
     def run(operands):
         state = mixing.empty_state(mixer, operands, members)

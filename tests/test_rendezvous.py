@@ -7,7 +7,7 @@ import time
 import pytest
 from distributed_cases import free_port
 
-from sppo_jax.processes.rendezvous import Absent, Place, join_address, meet, split_address
+from sppo_jax.processes.rendezvous import Absent, ProcessPlace, join_address, meet, split_address
 
 
 def meeting(facts_of, *, num_processes=3, ids=None, sizes=None, timeout_s=20.0, before=lambda address: None):
@@ -17,7 +17,7 @@ def meeting(facts_of, *, num_processes=3, ids=None, sizes=None, timeout_s=20.0, 
 
     def run(slot, process_id):
         size = (sizes or {}).get(process_id, num_processes)
-        place = Place(coordinator=address, num_processes=size, process_id=process_id)
+        place = ProcessPlace(coordinator=address, num_processes=size, process_id=process_id)
         try:
             meet(place, facts_of(process_id), timeout_s)
             results[slot] = None
@@ -78,7 +78,7 @@ def test_places_that_clash_are_named(case, words):
 
 def test_a_port_that_is_taken_is_wrong_input():
     with socket.create_server(("", 0)) as other:
-        place = Place(coordinator=f"localhost:{other.getsockname()[1]}", num_processes=2, process_id=0)
+        place = ProcessPlace(coordinator=f"localhost:{other.getsockname()[1]}", num_processes=2, process_id=0)
         with pytest.raises(ValueError, match="must be free on the host of process 0, got: .*another port"):
             meet(place, {}, 1.0)
 

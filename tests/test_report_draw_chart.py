@@ -13,8 +13,8 @@ from sppo_jax.report.draw.chart import (
     TOP,
     Axis,
     Look,
+    Marker,
     Panel,
-    Rule,
     Series,
     _Scale,
     axis_ends,
@@ -124,7 +124,7 @@ def test_a_page_chooses_the_colours_and_gets_what_hovering_needs():
     area = Series(name="area", x=(0, 10), y=(3, 4), floor=(1, 2), line=False)
     zero = Series(name="", x=(0, 10), y=(0, 0), dashed=True)
     x = Axis(label="step", whole=True, low=0, high=10)
-    rules = [Rule(x=5, title="resumed")]
+    rules = [Marker(x=5, title="resumed")]
     panel = Panel(title="", x=x, y=Axis(label="y", low=0, high=5), series=(line, area, zero), rules=rules)
     root = ElementTree.fromstring(chart_svg([panel], width=400, height=300, look=look))
     assert "white" not in ElementTree.tostring(root, "unicode")

@@ -11,7 +11,7 @@ from test_report_plan_html import VOID, _Nesting
 
 from sppo_jax.data.positions import Bucket
 from sppo_jax.report.run import charts as run_charts
-from sppo_jax.report.run.figures import Point, Validation, duration, figures_of_run, series, smooth, thin
+from sppo_jax.report.run.figures import Point, ShownValidation, duration, figures_of_run, series, smooth, thin
 from sppo_jax.report.run.html import run_html, write_report
 from sppo_jax.report.run.run_files import read_run_dir
 from sppo_jax.report.run.words import event_rows, head_cards, skip_rows, summary
@@ -119,9 +119,9 @@ def test_late_minus_early_weighs_the_first_sixteenth_by_targets():
         return Bucket(first=first, last=last, num_targets=num_targets, loss=loss)
 
     buckets = (bucket(0, 31, 30, 4.0), bucket(32, 63, 10, 2.0), bucket(64, 511, 99, 9.0), bucket(512, 1023, 99, 3.0))
-    assert Validation(step=1, loss=3.0, buckets=buckets).late_minus_early == pytest.approx(3.0 - 3.5)
-    assert Validation(step=1, loss=3.0, buckets=buckets[:1]).late_minus_early is None
-    assert Validation(step=1, loss=3.0, buckets=buckets[2:]).late_minus_early == pytest.approx(-6.0)
+    assert ShownValidation(step=1, loss=3.0, buckets=buckets).late_minus_early == pytest.approx(3.0 - 3.5)
+    assert ShownValidation(step=1, loss=3.0, buckets=buckets[:1]).late_minus_early is None
+    assert ShownValidation(step=1, loss=3.0, buckets=buckets[2:]).late_minus_early == pytest.approx(-6.0)
 
 
 def test_accuracy_is_shown_where_it_was_measured(figures, tmp_path):

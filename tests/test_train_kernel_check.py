@@ -12,7 +12,7 @@ from exactness import small_plan
 from small_run import SETTINGS
 
 from sppo_jax.attention import check
-from sppo_jax.attention.check import PLAIN, Heads
+from sppo_jax.attention.check import PLAIN, CallHeads
 from sppo_jax.attention.tpu.pallas import PallasKernel
 from sppo_jax.config import ConfigError, config_from_dict
 from sppo_jax.train import evaluate_saved, kernel_check, setup
@@ -210,7 +210,7 @@ def test_without_a_cache_each_run_checks(machine):
 )
 def test_the_heads_are_those_of_a_device(changes, want):
     model = config(num_heads=8, num_kv_heads=2, head_dim=16).model
-    assert heads_of(model, plan(**changes)) == [Heads(*each) for each in want]
+    assert heads_of(model, plan(**changes)) == [CallHeads(*each) for each in want]
 
 
 def test_the_check_itself_runs_on_a_device_of_this_process(monkeypatch):
@@ -219,7 +219,7 @@ def test_the_check_itself_runs_on_a_device_of_this_process(monkeypatch):
     monkeypatch.setattr(check, "PATTERNS", {"few": check.Pattern((5, 9), (5, 4), 0.0)})
     device, drawn, draw = jax.local_devices()[3], [], check._draw
     monkeypatch.setattr(check, "_draw", lambda *asked: drawn.append(draw(*asked)) or drawn[-1])
-    assert check.find_difference(Heads(2, 1, 8), jnp.bfloat16, kernel=PLAIN, devices=[device]) is None
+    assert check.find_difference(CallHeads(2, 1, 8), jnp.bfloat16, kernel=PLAIN, devices=[device]) is None
     assert len(drawn) == 2 and all(x.devices() == {device} for x in jax.tree.leaves(drawn))
 
 

@@ -124,18 +124,18 @@ def _call_work(model: ModelConfig, queries: int, keys: int, *, causal: bool) -> 
 
     def forward(state):
         q, k, v = state
-        out, _ = cudnn.forward(cudnn.Operands(q, k, v, *lengths), causal=causal)
+        out, _ = cudnn.forward(cudnn.CudnnOperands(q, k, v, *lengths), causal=causal)
         return q + out, k, v
 
     def make_backward():
         state = make()
-        out, lse = cudnn.forward(cudnn.Operands(*state, *lengths), causal=causal)
+        out, lse = cudnn.forward(cudnn.CudnnOperands(*state, *lengths), causal=causal)
         return *state, out, lse, measure.normal(3, out.shape, jnp.bfloat16)
 
     def backward(state):
         q, k, v, out, lse, dout = state
-        results = cudnn.Results(out, lse, dout)
-        dq, dk, dv = cudnn.backward(cudnn.Operands(q, k, v, *lengths), results, causal=causal)
+        results = cudnn.CudnnResults(out, lse, dout)
+        dq, dk, dv = cudnn.backward(cudnn.CudnnOperands(q, k, v, *lengths), results, causal=causal)
         return q, k + dk, v + dv, out, lse, dout + dq
 
     return (make, forward), (make_backward, backward)

@@ -19,7 +19,7 @@ from bench.gpu_parts.program import TIMED_RUNS, Program, Target, target_here
 from sppo_jax.mixers import delta
 from sppo_jax.mixers.delta import GatedDelta, Heads, Taps
 from sppo_jax.mixers.delta_work import BLOCK, Cut, cut_of
-from sppo_jax.mixers.mixer import Operands, Place
+from sppo_jax.mixers.mixer import Operands, TokenRun
 from sppo_jax.predict.states import STATE_STEP_TOKENS, StateWork
 from sppo_jax.profile.measure import Work, normal
 from sppo_jax.profile.timing import Timer
@@ -123,7 +123,7 @@ def _works(settings: dict, target: Target) -> dict[str, Work]:
     """Return what is timed forward and backward; a backward makes the run again, as in a step."""
     mixer, make = GatedDelta(settings["taps"] - 1), _operands(settings, target)
     tokens = settings["tokens"]
-    place = Place(jnp.zeros(tokens, jnp.int32), jnp.zeros(mixer.reach, jnp.int32), jnp.int32(tokens))
+    place = TokenRun(jnp.zeros(tokens, jnp.int32), jnp.zeros(mixer.reach, jnp.int32), jnp.int32(tokens))
 
     def begin():
         operands = make()

@@ -18,7 +18,7 @@ from jax import lax
 from bench.gpu_parts.case import Case, Emit
 from bench.gpu_parts.program import Program, Target
 from sppo_jax.mixers.delta import GatedDelta, Heads, State, Taps
-from sppo_jax.mixers.mixer import Operands, Place
+from sppo_jax.mixers.mixer import Operands, TokenRun
 
 # Tokens of documents: they begin and end within the taps, at blocks and elsewhere; what is left is padding. The first
 # one goes on from the run before.
@@ -82,7 +82,7 @@ def _mixer(settings: dict) -> GatedDelta:
 def _gradients(mix: Callable) -> Callable:
     """Return the function of a run that gives out, the state behind, and all gradients of one sum of both."""
 
-    def found(operands: Operands, state: State, place: Place, dout_TNV: jax.Array) -> dict[str, Any]:
+    def found(operands: Operands, state: State, place: TokenRun, dout_TNV: jax.Array) -> dict[str, Any]:
         (out, after), pull = jax.vjp(lambda operands, state: mix(operands, state, place), operands, state)
         down, before = pull((dout_TNV.astype(out.dtype), after))
         return {"out": out, "state": after, "gradients": down, "state_gradients": before}
@@ -90,7 +90,7 @@ def _gradients(mix: Callable) -> Callable:
     return found
 
 
-def _drawn(settings: dict, dtype: str) -> tuple[Operands, State, Place, jax.Array]:
+def _drawn(settings: dict, dtype: str) -> tuple[Operands, State, TokenRun, jax.Array]:
     """Draw a run behind another one, with all that a backward needs."""
     lengths, padding = (TINY_DOCUMENTS, TINY_PADDING) if settings["tiny"] else (DOCUMENTS, PADDING)
     documents = np.concatenate([np.repeat(np.arange(len(lengths)), lengths), np.full(padding, -1)]).astype(np.int32)
@@ -108,11 +108,11 @@ def _drawn(settings: dict, dtype: str) -> tuple[Operands, State, Place, jax.Arra
     constants = Taps(*(normal(*dims, taps, scale=0.5) for dims in (key, key, value)))
     tails = (normal(dims[0], taps - 1, size) for dims in (key, key, value))
     memory = jnp.asarray(rng.normal(size=(value[0], size, size)), jnp.float32)
-    place = Place(jnp.asarray(documents), jnp.zeros(taps - 1, jnp.int32), jnp.int32(tokens - padding))
+    place = TokenRun(jnp.asarray(documents), jnp.zeros(taps - 1, jnp.int32), jnp.int32(tokens - padding))
     return Operands(heads, constants), State(*tails, memory), place, normal(tokens, *value)
 
 
-def by_token(operands: Operands, state: State, place: Place) -> tuple[jax.Array, State]:
+def by_token(operands: Operands, state: State, place: TokenRun) -> tuple[jax.Array, State]:
     """The definition: taps that are looked up, then the rule token by token; arguments and results as `mix`."""
     heads, taps = Heads(*operands.heads), Taps(*operands.constants)
     of_T = place.documents_T
@@ -136,7 +136,9 @@ def by_token(operands: Operands, state: State, place: Place) -> tuple[jax.Array,
     return out, State(*tails, memory)
 
 
-def _convolved(x_TNC: jax.Array, tail_NWC: jax.Array, taps_NCW: jax.Array, place: Place) -> tuple[jax.Array, jax.Array]:
+def _convolved(
+    x_TNC: jax.Array, tail_NWC: jax.Array, taps_NCW: jax.Array, place: TokenRun
+) -> tuple[jax.Array, jax.Array]:
     """Return SiLU of the sums over a document's own last tokens, and the tokens that the next run needs."""
     reach, tokens = tail_NWC.shape[1], jnp.arange(x_TNC.shape[0], dtype=jnp.int32)
     wide = jnp.concatenate([jnp.moveaxis(tail_NWC, 1, 0), x_TNC])

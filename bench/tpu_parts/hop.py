@@ -10,7 +10,7 @@ from jax import lax
 from bench.gpu_parts.case import Case, Emit
 from bench.gpu_parts.program import TIMED_RUNS, Program, Target, target_here
 from bench.tpu_parts.kernel import TINY, arrays_of, blocks_of, forward_work, meets_of
-from sppo_jax.attention.tpu.forward import State, forward
+from sppo_jax.attention.tpu.forward import Partial, forward
 from sppo_jax.profile.measure import Work
 from sppo_jax.profile.timing import AXIS, Timer
 
@@ -76,7 +76,7 @@ def _works(settings: dict, target: Target) -> dict[str, Work]:
     def both(state):
         q, k, v, found = state
         meets = meets_of(settings, blocks)
-        found = State(*forward(q, (k, v, (0, 0)), meets, found, interpret=blocks.is_interpreted))
+        found = Partial(*forward(q, (k, v, (0, 0)), meets, found, interpret=blocks.is_interpreted))
         return q, send(k), send(v), found
 
     hop = (lambda: arrays_of(settings)[1:]), (lambda kv: tuple(map(send, kv)))

@@ -16,8 +16,8 @@ from bench.gpu_parts.case import Case, Emit
 from bench.gpu_parts.program import TIMED_RUNS, Program, Target, target_here
 from sppo_jax.attention.intervals import Intervals, Meets
 from sppo_jax.attention.pallas_blocks import Blocks, choose_blocks, target_of
-from sppo_jax.attention.tpu.backward import Rows, backward
-from sppo_jax.attention.tpu.forward import State, forward
+from sppo_jax.attention.tpu.backward import QueryRows, backward
+from sppo_jax.attention.tpu.forward import Partial, forward
 from sppo_jax.attention.tpu.pallas import with_blocks
 from sppo_jax.hardware import Device
 from sppo_jax.hardware.tpu_chips import TPU_CHIPS
@@ -141,7 +141,7 @@ def forward_work(settings: dict, blocks: Blocks) -> Work:
 
     def make():
         q, k, v = arrays_of(settings)
-        return q, k, v, State(jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[:3], -jnp.inf, jnp.float32))
+        return q, k, v, Partial(jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[:3], -jnp.inf, jnp.float32))
 
     def turn(state):
         q, k, v, found = state
@@ -155,7 +155,7 @@ def backward_work(settings: dict, blocks: Blocks) -> Work:
 
     def make():
         q, k, v = arrays_of(settings)
-        rows = Rows(normal(3, q.shape, _DTYPE), normal(4, q.shape[:3], jnp.float32), jnp.zeros(q.shape[:3]))
+        rows = QueryRows(normal(3, q.shape, _DTYPE), normal(4, q.shape[:3], jnp.float32), jnp.zeros(q.shape[:3]))
         sums = jnp.zeros((blocks.cores, *q.shape)), jnp.zeros(k.shape), jnp.zeros(k.shape)
         return q, k, v, rows, sums
 

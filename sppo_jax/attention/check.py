@@ -19,7 +19,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from sppo_jax.attention import cudnn
 from sppo_jax.attention.blockwise import merge
-from sppo_jax.attention.cudnn import Operands, Results
+from sppo_jax.attention.cudnn import CudnnOperands, CudnnResults
 
 # Rows of the operands of cuDNN's kernel: a few tiles, which have 64 or 128 rows, and a part of a tile.
 NUM_QUERIES, NUM_KEYS = 320, 1216
@@ -40,7 +40,7 @@ _LEAST_UNIT = 2**-13
 MOST_LSE_ERROR = 2e-3
 
 
-class Heads(NamedTuple):
+class CallHeads(NamedTuple):
     """Heads of one call: queries', keys' and values', and elements of a head."""
 
     num_heads: int
@@ -68,7 +68,7 @@ class Extent(NamedTuple):
     windows: tuple[int, ...]
 
 
-class Kernel(NamedTuple):
+class CheckedKernel(NamedTuple):
     """A `forward` and a `backward` as in `attention.cudnn`, and with how many rows they are checked."""
 
     forward: Callable
@@ -76,8 +76,8 @@ class Kernel(NamedTuple):
     extent: Extent | None = None  # that of cuDNN's kernel
 
 
-FUSED = Kernel(cudnn.forward, cudnn.backward)
-PLAIN = Kernel(cudnn.plain_forward, cudnn.plain_backward)
+FUSED = CheckedKernel(cudnn.forward, cudnn.backward)
+PLAIN = CheckedKernel(cudnn.plain_forward, cudnn.plain_backward)
 PATTERNS = {
     "ragged lengths": Pattern((250, 1100), (250, 249), 0.0),
     "lengths % 128 = 64 and low scores": Pattern((192, 1088), (192, 192), LOW_SCORE),
@@ -92,7 +92,12 @@ _AXIS = "device"
 
 
 def find_difference(
-    heads: Heads, dtype, *, has_window: bool = False, kernel: Kernel = FUSED, devices: Sequence[jax.Device] = ()
+    heads: CallHeads,
+    dtype,
+    *,
+    has_window: bool = False,
+    kernel: CheckedKernel = FUSED,
+    devices: Sequence[jax.Device] = (),
 ) -> str | None:
     """Compares each call of a kernel with plain attention, on all devices at once, with one program.
 
@@ -144,7 +149,7 @@ def _calls(windows: tuple[int, ...]) -> dict[str, dict]:
     return {f"band of {window} keys": dict(causal=True, window=window) for window in windows} or _CALLS
 
 
-def _draw(heads: Heads, extent: Extent, dtype, score: float) -> list[jax.Array]:
+def _draw(heads: CallHeads, extent: Extent, dtype, score: float) -> list[jax.Array]:
     """Draws q, k, v, dout, and what the queries get from keys elsewhere: an output, and an LSE less the call's own."""
     rng = np.random.default_rng(0)
     of_queries, of_keys = ((count, size, heads.head_dim) for count, size in zip(heads[:2], extent[:2], strict=True))
@@ -154,7 +159,7 @@ def _draw(heads: Heads, extent: Extent, dtype, score: float) -> list[jax.Array]:
     return [*arrays, *(jnp.asarray(rng.normal(size=size), jnp.float32) for size in (of_queries, of_queries[:2]))]
 
 
-def _compare(kernel: Kernel, how: dict, arrays, lengths):
+def _compare(kernel: CheckedKernel, how: dict, arrays, lengths):
     """Returns of each result the largest error of an element, and its distance, both over what is allowed.
 
     Args:
@@ -165,11 +170,11 @@ def _compare(kernel: Kernel, how: dict, arrays, lengths):
     """
     q_NTH, k_KSH, v_KSH, dout_NTH, more_NTH, more_NT = arrays
     num_queries, num_keys = lengths
-    given = Operands(q_NTH, k_KSH, v_KSH, num_queries, num_keys)
-    wide = Operands(*(x.astype(jnp.float32) for x in given[:3]), num_queries, num_keys)
+    given = CudnnOperands(q_NTH, k_KSH, v_KSH, num_queries, num_keys)
+    wide = CudnnOperands(*(x.astype(jnp.float32) for x in given[:3]), num_queries, num_keys)
     right_out, right_lse = PLAIN.forward(wide, **how)
     results = _global_results(right_out, right_lse, more_NTH, more_NT, dout_NTH, num_queries)
-    wide_results = Results(*(x.astype(jnp.float32) for x in results))
+    wide_results = CudnnResults(*(x.astype(jnp.float32) for x in results))
     right = (right_out, right_lse, *PLAIN.backward(wide, wide_results, **how))
     bounds = _bounds(wide, wide_results, right_out, how)
     got, plain = ((*each.forward(given, **how), *each.backward(given, results, **how)) for each in (kernel, PLAIN))
@@ -181,7 +186,7 @@ def _compare(kernel: Kernel, how: dict, arrays, lengths):
     ]
 
 
-def _global_results(out_NTH, lse_NT, more_NTH, more_NT, dout_NTH, num_queries) -> Results:
+def _global_results(out_NTH, lse_NT, more_NTH, more_NT, dout_NTH, num_queries) -> CudnnResults:
     """Makes output and LSE over the call's keys and others; every other row behind the asked ones is padding."""
     # A row behind may see no key of a band; a run gives no such row an output that is no number.
     has_seen = lse_NT > -jnp.inf
@@ -196,10 +201,10 @@ def _global_results(out_NTH, lse_NT, more_NTH, more_NT, dout_NTH, num_queries) -
     info = jnp.finfo(dout_NTH.dtype)
     out = lax.reduce_precision(out.astype(jnp.float32), exponent_bits=info.nexp, mantissa_bits=info.nmant)
     out, dout = (jnp.where(padding[:, None], 0, x).astype(dout_NTH.dtype) for x in (out, dout_NTH))
-    return Results(out, lse, dout)
+    return CudnnResults(out, lse, dout)
 
 
-def _bounds(wide: Operands, results: Results, out_NTH, how: dict) -> tuple[jax.Array, ...]:
+def _bounds(wide: CudnnOperands, results: CudnnResults, out_NTH, how: dict) -> tuple[jax.Array, ...]:
     """Returns the sums of the sizes of all terms of each result: what a rounding of every term is relative to."""
     p, ds = (jnp.abs(x) for x in cudnn.shares(wide, results, **how))
     q, dout, out = (jnp.abs(cudnn.asked_rows(wide, x)) for x in (wide.q_NTH, results.dout_NTH, results.out_NTH))

@@ -23,7 +23,7 @@ def supports(dtype, head_dim: int) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and cudnn_takes(jnp.dtype(dtype).itemsize, head_dim)
 
 
-class Operands(NamedTuple):
+class CudnnOperands(NamedTuple):
     """The first `num_queries` rows of the queries and the first `num_keys` keys and values, all of one dtype.
 
     The counts are int32 scalars, at least 1.
@@ -36,7 +36,7 @@ class Operands(NamedTuple):
     num_keys: jax.Array
 
 
-class Results(NamedTuple):
+class CudnnResults(NamedTuple):
     """GLOBAL output and LSE of the queries, over all their keys, and the output's cotangent in the dtype of q.
 
     A query that sees nothing has an LSE of +inf here, and an output and a cotangent of zero. No LSE is -inf: a
@@ -48,7 +48,7 @@ class Results(NamedTuple):
     dout_NTH: jax.Array
 
 
-def forward(operands: Operands, *, causal: bool, window: int = 0) -> tuple[jax.Array, jax.Array]:
+def forward(operands: CudnnOperands, *, causal: bool, window: int = 0) -> tuple[jax.Array, jax.Array]:
     """Attends from the queries to the keys.
 
     Args:
@@ -63,7 +63,7 @@ def forward(operands: Operands, *, causal: bool, window: int = 0) -> tuple[jax.A
 
 
 def backward(
-    operands: Operands, results: Results, *, causal: bool, window: int = 0
+    operands: CudnnOperands, results: CudnnResults, *, causal: bool, window: int = 0
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Differentiates `forward`.
 
@@ -86,11 +86,11 @@ def _where_supported(fused, plain, arguments: tuple, causal: bool, window: int):
     return lax.platform_dependent(*arguments, cuda=fused, default=plain)
 
 
-def _fused_forward(operands: Operands, *, causal: bool, window: int):
+def _fused_forward(operands: CudnnOperands, *, causal: bool, window: int):
     return compat.cudnn_forward(operands, causal=causal, window=window, scale=operands.q_NTH.shape[-1] ** -0.5)
 
 
-def _fused_backward(operands: Operands, results: Results, *, causal: bool, window: int):
+def _fused_backward(operands: CudnnOperands, results: CudnnResults, *, causal: bool, window: int):
     scale = operands.q_NTH.shape[-1] ** -0.5
     return compat.cudnn_backward(operands, results, causal=causal, window=window, scale=scale)
 
@@ -110,7 +110,7 @@ def _scores(q_NTH, k_KSH, num_keys, causal, window=0):
     return jnp.where(mask_TS, s, -jnp.inf)
 
 
-def plain_forward(operands: Operands, *, causal: bool, window: int = 0):
+def plain_forward(operands: CudnnOperands, *, causal: bool, window: int = 0):
     """Computes what `forward` computes, in plain jnp."""
     q_NTH, k_KSH, v_KSH, _, num_keys = operands
     s = _scores(q_NTH, k_KSH, num_keys, causal, window)
@@ -120,7 +120,7 @@ def plain_forward(operands: Operands, *, causal: bool, window: int = 0):
     return out.reshape(q_NTH.shape).astype(q_NTH.dtype), lse.reshape(q_NTH.shape[:2])
 
 
-def plain_backward(operands: Operands, results: Results, *, causal: bool, window: int = 0):
+def plain_backward(operands: CudnnOperands, results: CudnnResults, *, causal: bool, window: int = 0):
     """Computes what `backward` computes, in plain jnp."""
     q_NTH, k_KSH, dtype = operands.q_NTH, operands.k_KSH, operands.q_NTH.dtype
     q, dout = asked_rows(operands, q_NTH), asked_rows(operands, results.dout_NTH)
@@ -132,7 +132,9 @@ def plain_backward(operands: Operands, results: Results, *, causal: bool, window
     return dq.astype(dtype), dk.astype(dtype), dv.astype(dtype)
 
 
-def shares(operands: Operands, results: Results, *, causal: bool, window: int = 0) -> tuple[jax.Array, jax.Array]:
+def shares(
+    operands: CudnnOperands, results: CudnnResults, *, causal: bool, window: int = 0
+) -> tuple[jax.Array, jax.Array]:
     """Returns each key's share in a query and the gradient of its scaled score, [K, G, T, S], at least float32.
 
     Rows from `num_queries` on are zero: sums over rows run over all, where a fused kernel skips these.
@@ -147,7 +149,7 @@ def shares(operands: Operands, results: Results, *, causal: bool, window: int = 
     return p, p * (dp - delta) * operands.q_NTH.shape[-1] ** -0.5
 
 
-def asked_rows(operands: Operands, x_NTH: jax.Array) -> jax.Array:
+def asked_rows(operands: CudnnOperands, x_NTH: jax.Array) -> jax.Array:
     """Returns [K, G, T, H] with zeros from row `num_queries` on."""
     asked = (jnp.arange(x_NTH.shape[1], dtype=jnp.int32) < operands.num_queries)[:, None]
     return jnp.where(asked, x_NTH, 0).reshape(operands.k_KSH.shape[0], -1, *x_NTH.shape[1:])

@@ -71,7 +71,7 @@ def forward(q_TNH: jax.Array, prefix: Prefix, mask: Mask) -> tuple[jax.Array, ja
     def add(piece: Piece, q, state):
         place = Tile(prefix.k.shape, prefix.index, piece.begin, piece.size)
         k, v = place.read(prefix.k), place.read(prefix.v)
-        operands = cudnn.Operands(q, k, v, *piece.lengths())
+        operands = cudnn.CudnnOperands(q, k, v, *piece.lengths())
         out, lse = cudnn.forward(operands, causal=piece.causal, window=piece.window)
         count = jnp.where(piece.num_keys > 0, piece.num_queries, 0)
         inside = jnp.arange(q.shape[1], dtype=jnp.int32) < count

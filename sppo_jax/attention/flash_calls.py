@@ -89,9 +89,9 @@ def differentiate(piece: Piece, rows, prefix: Prefix, gradients: Gradients) -> t
     """
     (q_NTH, *results), acc = rows, accumulator(rows[0].dtype)
     read = Tile(prefix.k.shape, prefix.index, piece.begin, piece.size)
-    operands = cudnn.Operands(q_NTH, read.read(prefix.k), read.read(prefix.v), *piece.lengths())
+    operands = cudnn.CudnnOperands(q_NTH, read.read(prefix.k), read.read(prefix.v), *piece.lengths())
     how = dict(causal=piece.causal, window=piece.window)
-    dq_NTH, dk_KCH, dv_KCH = cudnn.backward(operands, cudnn.Results(*results), **how)
+    dq_NTH, dk_KCH, dv_KCH = cudnn.backward(operands, cudnn.CudnnResults(*results), **how)
     some = (piece.num_queries > 0) & (piece.num_keys > 0)
     num_queries, num_keys = (jnp.where(some, count, 0) for count in (piece.num_queries, piece.num_keys))
     write = Tile(gradients.dk.shape, prefix.grads_at, piece.begin, piece.size)

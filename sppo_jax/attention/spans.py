@@ -53,7 +53,7 @@ class Past(NamedTuple):
     keys: jax.Array
 
 
-class Cut(NamedTuple):
+class SpanCut(NamedTuple):
     """What blocks of queries see of their own chunk.
 
     `rectangles`, [B] each: what a block's first queries see of the blocks before it, if their document began there.
@@ -80,7 +80,7 @@ class Spans(NamedTuple):
     query_count: jax.Array
     key_begin: jax.Array
     key_count: jax.Array
-    cut: Cut | None = None
+    cut: SpanCut | None = None
 
     @property
     def has_one_document(self) -> bool:
@@ -171,7 +171,7 @@ def _triangles(query_documents_T, own_keys_T, start, later, num_listed: int) -> 
     )
 
 
-def _cut(query_documents_T, own_keys_T, start, later, size: int, one_document: bool) -> Cut:
+def _cut(query_documents_T, own_keys_T, start, later, size: int, one_document: bool) -> SpanCut:
     """Cuts the triangles of a chunk into blocks of so many queries; arguments as `_triangles`."""
     num_queries = query_documents_T.shape[0]
     num_blocks = -(-num_queries // size)
@@ -194,7 +194,7 @@ def _cut(query_documents_T, own_keys_T, start, later, size: int, one_document: b
     in_blocks = (jnp.where(x >= 0, x * num_blocks + rows // size, -1) for x in (queries_T, keys_T))
     num_listed = num_blocks if one_document else num_queries
     triangles = _triangles(*in_blocks, start, later, num_listed)
-    return Cut(Past(queries_B, start + firsts_B - keys_B, keys_B), triangles)
+    return SpanCut(Past(queries_B, start + firsts_B - keys_B, keys_B), triangles)
 
 
 def _with_band(spans: Spans, past_keys: jax.Array, start: jax.Array, later: jax.Array, window: int) -> Spans:

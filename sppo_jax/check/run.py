@@ -16,7 +16,7 @@ from sppo_jax.check import machine, processes, software
 from sppo_jax.check.processes import Board
 from sppo_jax.check.rates import RATES
 from sppo_jax.check.row import FAILS, NOT_JUDGED, Figures, Row, Wanted, errors, rate
-from sppo_jax.check.small import Sizes
+from sppo_jax.check.small import CheckSizes
 from sppo_jax.config import Config
 from sppo_jax.files.whole import json_text
 from sppo_jax.hardware import Cluster
@@ -30,7 +30,7 @@ _HEAD_DIM = 128
 
 
 @dataclass
-class Rows:
+class CheckRows:
     """The rows so far.
 
     Args:
@@ -93,7 +93,7 @@ def _measured(measure: Callable[[], Figures]) -> Mapping[str, Any]:
         return {"error": text[:300]}
 
 
-def check_before_devices(rows: Rows, checkpoint_dir: Path, *, has_gpus: bool) -> None:
+def check_before_devices(rows: CheckRows, checkpoint_dir: Path, *, has_gpus: bool) -> None:
     """Adds the rows that touch no device.
 
     Args:
@@ -125,7 +125,7 @@ class Asked:
     plan: Plan
     small: tuple[Config, Plan] | str
     cluster: Cluster
-    sizes: Sizes
+    sizes: CheckSizes
     with_collectives: bool
     is_quick: bool
     folder: Path
@@ -157,7 +157,7 @@ def wanted_of(cluster: Cluster, plan: Plan, *, is_given: bool, uses_host: bool) 
     )
 
 
-def check_devices(rows: Rows, asked: Asked) -> None:
+def check_devices(rows: CheckRows, asked: Asked) -> None:
     """Adds the rows of devices, which start now; none behind that of the devices themselves, if it fails.
 
     Args:
@@ -254,7 +254,7 @@ def _is_first_of_host(hosts: Sequence[str]) -> bool:
     return hosts.index(socket.gethostname()) == distributed.process_id()
 
 
-def _collectives(rows: Rows, asked: Asked, timer: Any) -> None:
+def _collectives(rows: CheckRows, asked: Asked, timer: Any) -> None:
     """Adds the rows of exchanges: within each host, between hosts, and beside copies."""
     import jax
 
@@ -300,7 +300,7 @@ def _free_bytes() -> int | None:
     return min(found, default=None)
 
 
-def _program_and_steps(rows: Rows, asked: Asked, device: Any) -> None:
+def _program_and_steps(rows: CheckRows, asked: Asked, device: Any) -> None:
     """Adds the rows of the program that all lower, and of three steps; of a config that cannot be small, no steps."""
     from sppo_jax.check import steps
     from sppo_jax.processes.same_program import check_same, digits_of

@@ -137,7 +137,7 @@ def _period(names: tuple[str, ...]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class CheckSizes:
     """Sizes and durations.
 
     Args:
@@ -169,7 +169,7 @@ class Sizes:
     runs: int
 
 
-_SIZES_ON_CPU = Sizes(
+_SIZES_ON_CPU = CheckSizes(
     side=64,
     stream_bytes=_MIB,
     copy_rows=4,
@@ -180,7 +180,7 @@ _SIZES_ON_CPU = Sizes(
     run_s=0.002,
     runs=3,
 )
-_SIZES_ON_DEVICE = Sizes(
+_SIZES_ON_DEVICE = CheckSizes(
     side=8192,
     stream_bytes=2**30,
     copy_rows=8,
@@ -192,7 +192,7 @@ _SIZES_ON_DEVICE = Sizes(
 )
 
 
-def sizes_of(platform: str, *, quick: bool) -> Sizes:
+def sizes_of(platform: str, *, quick: bool) -> CheckSizes:
     """Returns the sizes for a platform, "cpu", "gpu" or "tpu".
 
     Args:

@@ -111,12 +111,12 @@ def _any_config(num_simulated: int) -> Config:
 def _checked(args: Namespace, config: Config | None, num_simulated: int) -> int:
     from sppo_jax.check.processes import Board
     from sppo_jax.check.row import Wanted
-    from sppo_jax.check.run import Rows, check_before_devices, check_devices, remove, temporary_folder, wanted_of
+    from sppo_jax.check.run import CheckRows, check_before_devices, check_devices, remove, temporary_folder, wanted_of
 
     has_gpus = bool(not num_simulated and gpus_may_start() and visible_gpus())
     where = Path(config.checkpoint.dir) if config is not None and config.checkpoint.dir else Path()
     with Board() as board:
-        rows = Rows(board, Wanted(is_timed=has_gpus), distributed.say)
+        rows = CheckRows(board, Wanted(is_timed=has_gpus), distributed.say)
         check_before_devices(rows, where, has_gpus=has_gpus)
         if not rows.has_failed:
             cluster = _cluster(config, num_simulated)

@@ -1,4 +1,4 @@
-"""Settings that were given and change nothing beside the others; those of the plan are in `planner.given`."""
+"""Settings that were given and change nothing beside the others; those of the plan are in `search.given`."""
 
 from __future__ import annotations
 

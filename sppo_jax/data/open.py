@@ -21,7 +21,7 @@ from sppo_jax.data.rows.packing import PackedRows
 from sppo_jax.data.rows.protocol import Rows
 from sppo_jax.data.rows.recall import RECALL, TRAINING, VALIDATION, RecallRows
 from sppo_jax.data.sources.open_source import jobs_of, load_corpus
-from sppo_jax.data.storage.parts import Job, Part, write_part
+from sppo_jax.data.storage.parts import FilePart, Job, write_part
 from sppo_jax.data.tokens.encoding import Encoder, open_encoder
 from sppo_jax.data.vocabulary import knows_the_model
 
@@ -122,7 +122,7 @@ open_data = prepare_data
 
 
 @knows_the_model
-def write_parts(config: Config, part: Part) -> list[str]:
+def write_parts(config: Config, part: FilePart) -> list[str]:
     """Tokenizes one part of every source into the cache; returns a line for each.
 
     A source of fewer files than parts has as many parts as files.
@@ -149,7 +149,7 @@ def write_parts(config: Config, part: Part) -> list[str]:
     for name, own, job in jobs:
         count = min(part.count, len(job.files))
         if part.number <= count:
-            lines.append(f"{name}: {write_part(own, job, Part(number=part.number, count=count))}")
+            lines.append(f"{name}: {write_part(own, job, FilePart(number=part.number, count=count))}")
     return lines or [f"part {part.number} of {part.count}: nothing is left to tokenize"]
 
 

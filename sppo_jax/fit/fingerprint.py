@@ -101,3 +101,8 @@ def compiler_versions(platform: str) -> dict[str, str]:
 def kernel_calls(text: str) -> int:
     """Returns the calls of a fused attention kernel in a lowered text."""
     return sum(text.count(name) for name in _KERNELS)
+
+
+def text_digits(text: str) -> str:
+    """Returns the digits of a lowered text alone, whatever flags and compiler it is for."""
+    return hashlib.sha256(text.encode()).hexdigest()[:NUM_DIGITS]

@@ -28,7 +28,7 @@ class Dealt:
 
 
 @dataclass
-class _State:
+class _Placed:
     """What the cells hold so far.
 
     Args:
@@ -63,7 +63,7 @@ def deal(
     if not n or not num_cells:
         return dealt
     empty = np.zeros((num_cells, members), np.int64)
-    state = _State(empty, empty.copy(), np.zeros(num_cells, np.int64))
+    state = _Placed(empty, empty.copy(), np.zeros(num_cells, np.int64))
     total = int((size_n * (size_n + 1) // 2).sum()) + int(slots_K.max()) * int(penalty[-1])
     shift = (int(slots_K.max()) * members).bit_length()
     bits = shift, max(0, total.bit_length() + shift - _KEY_BITS)
@@ -129,7 +129,7 @@ class _Blocks:
 
 
 def _phase(
-    state: _State,
+    state: _Placed,
     degree: int,
     items: np.ndarray,
     size_n: np.ndarray,
@@ -166,7 +166,7 @@ def _phase(
 
 
 def _make_blocks(
-    state: _State, degree: int, base: np.ndarray, slots_K: np.ndarray, penalty: np.ndarray, bits: tuple[int, int]
+    state: _Placed, degree: int, base: np.ndarray, slots_K: np.ndarray, penalty: np.ndarray, bits: tuple[int, int]
 ) -> _Blocks:
     """Makes the blocks of a degree from what the cells hold; `base`: slots in use of each block's fullest member."""
     shift, drop = bits
@@ -180,7 +180,7 @@ def _make_blocks(
     return _Blocks(free, held, top, tail, [0] * len(free))
 
 
-def _spread(state: _State, degree: int, base: np.ndarray, used: np.ndarray, held: np.ndarray) -> None:
+def _spread(state: _Placed, degree: int, base: np.ndarray, used: np.ndarray, held: np.ndarray) -> None:
     """Adds what a phase has dealt to the members of its blocks."""
     shape = state.height.shape
     slots = -(-(used[:, None] - np.arange(degree)) // degree)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from sppo_jax.flex.shape import UnitWeights, Weights, WindowShape
+from sppo_jax.flex.shape import IntegerCosts, UnitWeights, WindowShape
 from sppo_jax.plan.plan import Plan, schedule_table
 from sppo_jax.predict.seconds.attention import AttentionOfKind, kernel_pairs
 from sppo_jax.predict.seconds.costs import CostModel
@@ -22,7 +22,7 @@ def window_shape(plan: Plan, costs: CostModel, window: int | None = None) -> Win
 
     Args:
         plan: the plan.
-        costs: the planner's seconds of the plan's units (`planner.evaluate.costs_of`).
+        costs: the planner's seconds of the plan's units (`search.evaluate.costs_of`).
         window: rows of the window; None: those of a step. Fewer rows are those of some pipelines, or part of those of
             one.
 
@@ -56,7 +56,7 @@ def _part(plan: Plan, rows: int) -> tuple[int, Table]:
     )
 
 
-def plan_weights(plan: Plan, costs: CostModel) -> Weights:
+def plan_weights(plan: Plan, costs: CostModel) -> IntegerCosts:
     """Returns the planner's seconds as integers, in the same power-of-two part of a second on every process.
 
     What a pipeline sends between stages is charged for each slot. In a team cell a device receives keys and values
@@ -73,7 +73,7 @@ def plan_weights(plan: Plan, costs: CostModel) -> Weights:
         return round(seconds / unit_s)
 
     forward, backward, head = (_unit(plan, costs, kind, whole) for kind in "FBH")
-    return Weights(forward=forward, backward=backward, head=head, unit_s=unit_s)
+    return IntegerCosts(forward=forward, backward=backward, head=head, unit_s=unit_s)
 
 
 def _unit(plan: Plan, costs: CostModel, kind: str, whole: Callable[[float], int]) -> UnitWeights:

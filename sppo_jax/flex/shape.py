@@ -28,7 +28,7 @@ class UnitWeights:
         sent: of the keys and values that travel in a team cell, for each slot of the tick, by level 0..log2(R) - 1;
             level 0 costs nothing.
         stream: of what a stream cell sends, by chunk.
-        ends: what a tick with ends takes more (`plan.table.TickShape`), and what each of its slots does.
+        ends: what a tick with ends takes more (`schedule.table.TickShape`), and what each of its slots does.
     """
 
     fixed: int
@@ -40,7 +40,7 @@ class UnitWeights:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weights:
+class IntegerCosts:
     """The integer costs of a training step.
 
     Args:
@@ -83,7 +83,7 @@ class WindowShape:
     ulysses: int
     chunk_lengths: tuple[int, ...]
     table: Table = field(repr=False)
-    weights: Weights = field(repr=False)
+    weights: IntegerCosts = field(repr=False)
 
     def __post_init__(self) -> None:
         members = self.ring * self.ulysses
@@ -178,7 +178,7 @@ class WindowShape:
         return np.array([tick.has_ends for tick in self.table.tick_shapes], bool)
 
 
-def simple_weights(chunk_lengths: Sequence[int], members: int, *, hidden: int = 4096) -> Weights:
+def simple_weights(chunk_lengths: Sequence[int], members: int, *, hidden: int = 4096) -> IntegerCosts:
     """Returns costs in units of one forward pair, of a decoder on accelerators with fast links.
 
     Assumed: a linear layer takes 6 * hidden pairs a token and twice that backward; a pair takes 2.5 times as long
@@ -201,7 +201,7 @@ def simple_weights(chunk_lengths: Sequence[int], members: int, *, hidden: int = 
             stream=tuple(exchange * (members - 1) * length // members**2 for length in chunk_lengths),
         )
 
-    return Weights(forward=unit(1, 2, 1000, 5000), backward=unit(2, 5, 3000, 10000), head=unit(0, 0, 0, 0))
+    return IntegerCosts(forward=unit(1, 2, 1000, 5000), backward=unit(2, 5, 3000, 10000), head=unit(0, 0, 0, 0))
 
 
 def plan_shape(plan: Plan) -> WindowShape:

@@ -46,7 +46,7 @@ def tick_costs(cells: Cells, shape: WindowShape) -> np.ndarray:
 
 
 def step_cost(cells: Cells, shape: WindowShape) -> int:
-    """Returns the cost of all ticks of the schedule table, as `plan.simulate` adds them up."""
+    """Returns the cost of all ticks of the schedule table, as `predict.seconds.simulate` adds them up."""
     return sum(tick_costs(cells, shape).tolist())
 
 

@@ -47,7 +47,7 @@ def next_try(num_bytes: int) -> int:
 
 
 @dataclass(eq=False)
-class Chunk:
+class PoolPiece:
     """Neighbouring bytes of a region, free or given out.
 
     Args:
@@ -60,11 +60,11 @@ class Chunk:
 
     num_bytes: int
     place: tuple[int, int]
-    before: Chunk | None = None
-    after: Chunk | None = None
+    before: PoolPiece | None = None
+    after: PoolPiece | None = None
     is_free: bool = True
 
-    def __lt__(self, other: Chunk) -> bool:
+    def __lt__(self, other: PoolPiece) -> bool:
         return (self.num_bytes, self.place) < (other.num_bytes, other.place)
 
 
@@ -81,7 +81,7 @@ class PinnedPool:
     limit_bytes: int
     refused_bytes: int | None = REFUSED_BYTES
     regions: list[int] = field(default_factory=list)
-    _free: list[Chunk] = field(default_factory=list)
+    _free: list[PoolPiece] = field(default_factory=list)
     _region_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -101,10 +101,10 @@ class PinnedPool:
         """Returns a pool in the same state with another limit, at least the pinned bytes; no chunk is given back."""
         pool = PinnedPool(limit_bytes, self.refused_bytes, list(self.regions))
         pool._region_bytes = self._region_bytes
-        pool._free = [Chunk(chunk.num_bytes, chunk.place) for chunk in self._free]
+        pool._free = [PoolPiece(chunk.num_bytes, chunk.place) for chunk in self._free]
         return pool
 
-    def allocate(self, num_bytes: int) -> Chunk | None:
+    def allocate(self, num_bytes: int) -> PoolPiece | None:
         """Returns the chunk that a request gets; None where XLA fails with RESOURCE_EXHAUSTED."""
         wanted = rounded(num_bytes)
         chunk = self._best_fit(wanted)
@@ -112,7 +112,7 @@ class PinnedPool:
             chunk = self._best_fit(wanted)
         return chunk
 
-    def free(self, chunk: Chunk) -> None:
+    def free(self, chunk: PoolPiece) -> None:
         """Gives a chunk back; free neighbours join."""
         chunk.is_free = True
         for first, second in ((chunk.before, chunk), (chunk, chunk.after)):
@@ -120,7 +120,7 @@ class PinnedPool:
                 chunk = self._join(first, second)
         insort(self._free, chunk)
 
-    def _join(self, first: Chunk, second: Chunk) -> Chunk:
+    def _join(self, first: PoolPiece, second: PoolPiece) -> PoolPiece:
         self._free = [chunk for chunk in self._free if chunk is not first and chunk is not second]
         first.num_bytes += second.num_bytes
         first.after = second.after
@@ -128,7 +128,7 @@ class PinnedPool:
             second.after.before = first
         return first
 
-    def _best_fit(self, wanted: int) -> Chunk | None:
+    def _best_fit(self, wanted: int) -> PoolPiece | None:
         chunk = next((chunk for chunk in self._free if chunk.num_bytes >= wanted), None)
         if chunk is None:
             return None
@@ -137,7 +137,7 @@ class PinnedPool:
         rest = chunk.num_bytes - wanted
         if rest and (rest >= wanted or rest >= _SPLIT_BYTES):
             region, start = chunk.place
-            behind = Chunk(rest, (region, start + wanted), before=chunk, after=chunk.after)
+            behind = PoolPiece(rest, (region, start + wanted), before=chunk, after=chunk.after)
             if chunk.after is not None:
                 chunk.after.before = behind
             chunk.num_bytes, chunk.after = wanted, behind
@@ -154,7 +154,7 @@ class PinnedPool:
             return False
         # A region that did not have to grow doubles the next one.
         self._region_bytes = region_bytes if region_bytes > self._region_bytes else 2 * region_bytes
-        insort(self._free, Chunk(region, (len(self.regions), 0)))
+        insort(self._free, PoolPiece(region, (len(self.regions), 0)))
         self.regions.append(region)
         return True
 

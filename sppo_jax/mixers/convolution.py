@@ -8,10 +8,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from sppo_jax.arrays.dtypes import accumulator
-from sppo_jax.mixers.mixer import Place
+from sppo_jax.mixers.mixer import TokenRun
 
 
-def convolve(x_TNC: jax.Array, tail_NWC: jax.Array, taps_NCW: jax.Array, place: Place) -> tuple[jax.Array, jax.Array]:
+def convolve(
+    x_TNC: jax.Array, tail_NWC: jax.Array, taps_NCW: jax.Array, place: TokenRun
+) -> tuple[jax.Array, jax.Array]:
     """Sums each channel of a token and of the W - 1 tokens before it; tokens of another document count as zeros.
 
     Args:

@@ -17,7 +17,7 @@ from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.mixers import gated_delta
 from sppo_jax.mixers.convolution import convolve
 from sppo_jax.mixers.delta_work import Cut, cut_of, delta_flops
-from sppo_jax.mixers.mixer import Operands, Place
+from sppo_jax.mixers.mixer import Operands, TokenRun
 
 # Added to the square of a key's length, as in the models' own code.
 _EPS = 1e-6
@@ -86,7 +86,7 @@ class GatedDelta:
         tails = (tail(x, of) for x, of in zip(heads[:3], taps, strict=True))
         return State(*tails, jnp.zeros(memory, accumulator(heads.v.dtype)))
 
-    def mix(self, operands: Operands, state: State, place: Place) -> tuple[jax.Array, State]:
+    def mix(self, operands: Operands, state: State, place: TokenRun) -> tuple[jax.Array, State]:
         """Returns out_TNV in the dtype of v, zero for padding, and the state behind the run."""
         heads, state = Heads(*operands.heads), State(*state)
         length, num_heads, value = heads.v.shape
@@ -95,7 +95,7 @@ class GatedDelta:
         # So the gradients of taps are summed over stretches in this dtype too.
         taps = Taps(*(x.astype(state.memory.dtype) for x in operands.constants))
 
-        def next_stretch(state: State, stretch: tuple[Heads, Place]) -> tuple[State, jax.Array]:
+        def next_stretch(state: State, stretch: tuple[Heads, TokenRun]) -> tuple[State, jax.Array]:
             out, state = run(stretch[0], taps, state, stretch[1])
             return state, out
 
@@ -109,7 +109,7 @@ class GatedDelta:
         return delta_flops(key_heads, value_heads, key_size, value_size, taps.k.shape[-1])
 
 
-def _stretches(heads: Heads, place: Place, cut: Cut) -> tuple[Heads, Place]:
+def _stretches(heads: Heads, place: TokenRun, cut: Cut) -> tuple[Heads, TokenRun]:
     """Cuts a run into stretches, [stretches, tokens, ...]; what is behind the run is padding."""
     room = cut.stretches * cut.tokens - place.documents_T.shape[0]
 
@@ -122,10 +122,10 @@ def _stretches(heads: Heads, place: Place, cut: Cut) -> tuple[Heads, Place]:
     # Documents behind padding are padding too: a stretch that begins there has no real token, and reads none of them.
     before = wide_T[starts[:, None] + jnp.arange(place.before_W.shape[0], dtype=jnp.int32)]
     num_real = jnp.clip(jnp.asarray(place.num_real, jnp.int32) - starts, 0, cut.tokens)
-    return Heads(*map(fit, heads)), Place(fit(place.documents_T, -1), before, num_real)
+    return Heads(*map(fit, heads)), TokenRun(fit(place.documents_T, -1), before, num_real)
 
 
-def _mix_stretch(heads: Heads, taps: Taps, state: State, place: Place, *, spans: int) -> tuple[jax.Array, State]:
+def _mix_stretch(heads: Heads, taps: Taps, state: State, place: TokenRun, *, spans: int) -> tuple[jax.Array, State]:
     """Runs convolution and rule over one stretch."""
     triples = zip(heads[:3], state[:3], taps, strict=True)
     (q, q_tail), (k, k_tail), (v, v_tail) = (convolve(x, tail, of, place) for x, tail, of in triples)

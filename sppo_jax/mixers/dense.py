@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sppo_jax.mixers.mixer import Operands, Place, StateMixer
+from sppo_jax.mixers.mixer import Operands, StateMixer, TokenRun
 
 
 def mix_sequences(mixer: StateMixer, operands: Operands, documents_BS: jax.Array) -> jax.Array:
@@ -26,7 +26,7 @@ def mix_sequences(mixer: StateMixer, operands: Operands, documents_BS: jax.Array
 
     def mix(heads: Any, documents_S: jax.Array) -> jax.Array:
         own = Operands(heads, operands.constants)
-        place = Place(documents_S, before_W, jnp.sum(documents_S >= 0, dtype=jnp.int32))
+        place = TokenRun(documents_S, before_W, jnp.sum(documents_S >= 0, dtype=jnp.int32))
         return mixer.mix(own, mixer.empty_state(own), place)[0]
 
     return jax.vmap(mix)(operands.heads, documents_BS)

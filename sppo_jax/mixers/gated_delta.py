@@ -36,7 +36,7 @@ class Tokens(NamedTuple):
     b: jax.Array
 
 
-class Blocks(NamedTuple):
+class TokenBlocks(NamedTuple):
     """Blocks of tokens with the state left open.
 
     new = u - w S, out = read S + scores new, S' = decay S + keep^T new.
@@ -79,14 +79,14 @@ def _transposed(x: jax.Array) -> jax.Array:
     return jnp.swapaxes(x, -1, -2)
 
 
-def _step(state: jax.Array, one: Blocks) -> tuple[jax.Array, jax.Array]:
+def _step(state: jax.Array, one: TokenBlocks) -> tuple[jax.Array, jax.Array]:
     """Runs one block of each span from the states before them."""
     new = one.u - _product(one.w, state)
     out = _product(one.read, state) + _product(one.scores, new)
     return one.decay * state + _product(_transposed(one.keep), new), out
 
 
-def _states_before(by_block: Blocks, state_NKV: jax.Array, spans: int) -> jax.Array:
+def _states_before(by_block: TokenBlocks, state_NKV: jax.Array, spans: int) -> jax.Array:
     """Returns the state before each span, [P, N, K, V].
 
     Args:
@@ -97,7 +97,7 @@ def _states_before(by_block: Blocks, state_NKV: jax.Array, spans: int) -> jax.Ar
     if spans == 1:
         return state_NKV[None]
 
-    def widen(maps: tuple[jax.Array, jax.Array], one: Blocks) -> tuple[tuple[jax.Array, jax.Array], None]:
+    def widen(maps: tuple[jax.Array, jax.Array], one: TokenBlocks) -> tuple[tuple[jax.Array, jax.Array], None]:
         m, b = maps
         keep = _transposed(one.keep)
         m = one.decay * m - _product(keep, _product(one.w, m))
@@ -117,7 +117,7 @@ def _states_before(by_block: Blocks, state_NKV: jax.Array, spans: int) -> jax.Ar
     return jnp.concatenate([state_NKV[None], lax.scan(follow, state_NKV, maps)[1]])
 
 
-def find_blocks(tokens: Tokens, documents_T: jax.Array, before: jax.Array, count: int) -> Blocks:
+def find_blocks(tokens: Tokens, documents_T: jax.Array, before: jax.Array, count: int) -> TokenBlocks:
     """Works out all that does not depend on the state.
 
     Args:
@@ -141,7 +141,7 @@ def find_blocks(tokens: Tokens, documents_T: jax.Array, before: jax.Array, count
     left = jnp.exp(jnp.where(seen.kept_JC[:, None], sums[..., -1:] - sums, -jnp.inf))
     beside = _product(k * b[..., None], _transposed(k)) * apart
     solved = inverse_of_unit_lower(jnp.where(jnp.tril(lower, -1), beside, 0))
-    return Blocks(
+    return TokenBlocks(
         read=q * since[..., None],
         scores=_product(q, _transposed(k)) * apart,
         u=_product(solved, v * b[..., None]),

@@ -20,7 +20,7 @@ class Operands(NamedTuple):
     constants: Any
 
 
-class Place(NamedTuple):
+class TokenRun(NamedTuple):
     """Where a run of tokens lies.
 
     Args:
@@ -32,6 +32,9 @@ class Place(NamedTuple):
     documents_T: jax.Array
     before_W: jax.Array
     num_real: jax.Array
+
+
+Place = TokenRun  # its name before version 0.2, which layers of users have
 
 
 @runtime_checkable
@@ -52,7 +55,7 @@ class StateMixer(Protocol):
         """Returns the state before a sequence: a tree of arrays [N, ...]; only shapes of `operands` are read."""
         ...
 
-    def mix(self, operands: Operands, state: Any, place: Place) -> tuple[jax.Array, Any]:
+    def mix(self, operands: Operands, state: Any, place: TokenRun) -> tuple[jax.Array, Any]:
         """Returns out_TNV, zero for padding, and the state behind the run."""
         ...
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sppo_jax.config import ModelConfig
 
 
-class Part(NamedTuple):
+class HeadArrays(NamedTuple):
     """Arrays of one number of heads.
 
     Args:
@@ -32,9 +32,9 @@ class StateCounts(NamedTuple):
         gives: a token's output.
     """
 
-    takes: tuple[Part, ...]
-    keeps: tuple[Part, ...]
-    gives: Part
+    takes: tuple[HeadArrays, ...]
+    keeps: tuple[HeadArrays, ...]
+    gives: HeadArrays
 
 
 def state_counts(model: ModelConfig) -> StateCounts | None:
@@ -44,17 +44,21 @@ def state_counts(model: ModelConfig) -> StateCounts | None:
     delta = model.delta
     keys, values, before = 2 * delta.key_size, delta.value_size, delta.taps - 1
     return StateCounts(
-        takes=(Part(delta.key_heads, keys), Part(delta.value_heads, values), Part(delta.value_heads, 2, is_sum=True)),
-        keeps=(
-            Part(delta.key_heads, before * keys),
-            Part(delta.value_heads, before * values),
-            Part(delta.value_heads, delta.key_size * values, is_sum=True),
+        takes=(
+            HeadArrays(delta.key_heads, keys),
+            HeadArrays(delta.value_heads, values),
+            HeadArrays(delta.value_heads, 2, is_sum=True),
         ),
-        gives=Part(delta.value_heads, values),
+        keeps=(
+            HeadArrays(delta.key_heads, before * keys),
+            HeadArrays(delta.value_heads, before * values),
+            HeadArrays(delta.value_heads, delta.key_size * values, is_sum=True),
+        ),
+        gives=HeadArrays(delta.value_heads, values),
     )
 
 
-def device_bytes(parts: Iterable[Part], seq: int, compute_bytes: int, sum_bytes: int) -> int:
+def device_bytes(parts: Iterable[HeadArrays], seq: int, compute_bytes: int, sum_bytes: int) -> int:
     """Returns the bytes of one device's heads of `seq` devices; fewer heads than devices are replicated."""
     return sum(
         math.lcm(part.heads, seq) // seq * part.elements * (sum_bytes if part.is_sum else compute_bytes)

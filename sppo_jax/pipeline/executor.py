@@ -19,10 +19,10 @@ from sppo_jax.arrays import buffers
 from sppo_jax.pipeline import units, vocabulary
 from sppo_jax.pipeline.layers import layer_group
 from sppo_jax.pipeline.layers import stage as stages
-from sppo_jax.pipeline.mechanism import Tick
+from sppo_jax.pipeline.mechanism import TickOnDevice
 from sppo_jax.pipeline.params.layout import Physical
 from sppo_jax.pipeline.params.storage import sum_layers_over_members, sum_over_members
-from sppo_jax.pipeline.rows import Rows, TickRow, rows_of
+from sppo_jax.pipeline.rows import TickRow, TickRows, rows_of
 from sppo_jax.pipeline.run import Run
 from sppo_jax.pipeline.state import EvaluationState, State, TrainingState, changed, mechanisms_of
 from sppo_jax.program.fold import Loop, unfold
@@ -47,14 +47,14 @@ class Executor(Run):
         rows = {name: rows_of(name, value, me) for name, value in self.program.rows.items()}
         return self._run_items(self.program.items, rows, state)
 
-    def _run_items(self, items: tuple, rows: dict[str, Rows], state: State) -> State:
+    def _run_items(self, items: tuple, rows: dict[str, TickRows], state: State) -> State:
         place = 0
         for item in items:
             length = len(unfold([item]))
             part = {name: value.cut(place, length) for name, value in rows.items()}
             place += length
             if not isinstance(item, Loop):
-                state = self.tick(Tick(item, TickRow.of(part), state.x_TD, state.dx_TD), state)
+                state = self.tick(TickOnDevice(item, TickRow.of(part), state.x_TD, state.dx_TD), state)
                 continue
 
             def iteration(i, state, item=item, part=part):
@@ -63,7 +63,7 @@ class Executor(Run):
             state = lax.fori_loop(0, item.count, iteration, state)
         return state
 
-    def tick(self, tick: Tick, state: State) -> State:
+    def tick(self, tick: TickOnDevice, state: State) -> State:
         """Runs one tick. Profiles show operations under the tick's name."""
         spec = tick.spec
         with jax.named_scope(TICK_NAMES[spec.kind] + ("" if spec.has_ends or spec.embeds else WITHOUT_ENDS)):
@@ -75,7 +75,7 @@ class Executor(Run):
             state = changed(state, lambda _, part: part.after(self, tick))
             return _with_copies_ended(tick, state)
 
-    def _units(self, tick: Tick, state: State, coming: Coming) -> State:
+    def _units(self, tick: TickOnDevice, state: State, coming: Coming) -> State:
         """Runs the units of a compute tick."""
         if self.train and self.plan.schedule.interleave > 1 and self.keeps_order:
             # Otherwise XLA slices the weights of several ticks at once and holds the slices until the last tick.
@@ -84,7 +84,7 @@ class Executor(Run):
             return self._backward_tick(tick, state, coming)
         return self._forward_tick(tick.later(state.order, _WRITTEN) if self.train else tick, state, coming)
 
-    def _arrive(self, tick: Tick, state: State, coming: Coming) -> State:
+    def _arrive(self, tick: TickOnDevice, state: State, coming: Coming) -> State:
         """Gives the mechanisms what has come for them."""
 
         def change(name, part):
@@ -105,7 +105,7 @@ class Executor(Run):
 
     # -- forward --------------------------------------------------------------------------------------------------
 
-    def _input(self, tick: Tick, state: State) -> jax.Array:
+    def _input(self, tick: TickOnDevice, state: State) -> jax.Array:
         """Returns x_TD of this stage's chunk: its embedding where the chunk enters, else from the stage before."""
         me = vocabulary.stage_index(self.num_stages)
         arrived_TD = state.waiting.input(self, tick, state.x_TD)
@@ -116,7 +116,7 @@ class Executor(Run):
         entering = vocabulary.embed(embedding_VD, tokens_T, self.num_stages, self.embedding_scale)
         return jnp.where(tick.mine("first", me) == 1, entering, arrived_TD)
 
-    def _forward_tick(self, tick: Tick, state: State, coming: Coming) -> State:
+    def _forward_tick(self, tick: TickOnDevice, state: State, coming: Coming) -> State:
         x_TD = self._input(tick, state)
         filling = state.stash.to_fill(self, tick) if self.train else None
         tags = units.write_tags(self, tick, state.tags)
@@ -151,13 +151,13 @@ class Executor(Run):
             state = state._replace(stash=stash.with_filled(tick, filled), shares_MvnW=memory.shares_MvnW)
         return state
 
-    def _early(self, tick: Tick, state: State, coming: Coming) -> Coming:
+    def _early(self, tick: TickOnDevice, state: State, coming: Coming) -> Coming:
         """Returns what is held back until attention only."""
         parts = mechanisms_of(state)
         arriving = {name: one for name, one in coming.items() if one is not None}
         return {name: one for name, one in arriving.items() if parts[name].comes_early(self, tick)}
 
-    def _held_write(self, tick: Tick, state: State, coming: Coming):
+    def _held_write(self, tick: TickOnDevice, state: State, coming: Coming):
         """Returns the host buffer whose write is held back until the last layer, in a forward that fetches nothing.
 
         Without this XLA ends the write before the loop over the layers where a stage is one device and the tick has no
@@ -168,7 +168,7 @@ class Executor(Run):
 
     # -- head -----------------------------------------------------------------------------------------------------
 
-    def _head_tick(self, tick: Tick, state: State, coming: Coming) -> State:
+    def _head_tick(self, tick: TickOnDevice, state: State, coming: Coming) -> State:
         dhead_VD = (
             self.vocabulary_tables.sum_of_tick(self.vocabulary_tables.head_name, state.grads) if self.train else None
         )
@@ -184,7 +184,7 @@ class Executor(Run):
         state = self._arrive(tick, state, result.held or coming)
         return self._with_gradients_of_head(tick, state, result)
 
-    def _scored(self, tick: Tick, state: EvaluationState, result: vocabulary.HeadResult) -> EvaluationState:
+    def _scored(self, tick: TickOnDevice, state: EvaluationState, result: vocabulary.HeadResult) -> EvaluationState:
         where = (tick.row["sequence"][0], tick.row["start"][0] // self.seq)
         real_T = units.real(self, tick, 0)
 
@@ -197,7 +197,9 @@ class Executor(Run):
             losses_MS=write(state.losses_MS, result.loss_T), hits_MS=write(state.hits_MS, result.hit_T)
         )
 
-    def _with_gradients_of_head(self, tick: Tick, state: TrainingState, result: vocabulary.HeadResult) -> TrainingState:
+    def _with_gradients_of_head(
+        self, tick: TickOnDevice, state: TrainingState, result: vocabulary.HeadResult
+    ) -> TrainingState:
         name = self.vocabulary_tables.head_name
         grads, dx_share = self.vocabulary_tables.with_sum(name, state.grads, result.dhead_VD, result.dx_share)
         norm = jax.tree.map(lambda s, d: s + d.astype(s.dtype), state.grads.final_norm, result.dnorm)
@@ -213,7 +215,7 @@ class Executor(Run):
 
     # -- backward -------------------------------------------------------------------------------------------------
 
-    def _output_cotangent(self, tick: Tick, state: TrainingState, me) -> jax.Array:
+    def _output_cotangent(self, tick: TickOnDevice, state: TrainingState, me) -> jax.Array:
         """Returns dy_TD of this stage's chunk: from the head on the last stage, else from the stage behind."""
         last, size, row = self.num_stages - 1, tick.spec.tokens, tick.row
         dy_TD = state.waiting.input(self, tick, state.dx_TD)
@@ -224,7 +226,7 @@ class Executor(Run):
             dy_TD = jnp.where(tick.mine("last", me) == 1, leaving, dy_TD)
         return jnp.where((units.real(self, tick, me) & (tick.mine("active", me) == 1))[:, None], dy_TD, 0)
 
-    def _backward_tick(self, tick: Tick, state: TrainingState, coming: Coming) -> TrainingState:
+    def _backward_tick(self, tick: TickOnDevice, state: TrainingState, coming: Coming) -> TrainingState:
         me, passes, stage = vocabulary.stage_index(self.num_stages), tick.spec.passes, self._held(state)
         dy_TD = self._output_cotangent(tick, state, me)
         prefixes = state.prefixes.rebuilt(self, tick, stage, state.stash, state.tags)
@@ -256,7 +258,7 @@ class Executor(Run):
         )
         return self._pass_back(tick, self._arrive(tick, state, held or coming), dx_TD, me)
 
-    def _pass_back(self, tick: Tick, state: TrainingState, dx_TD, me) -> TrainingState:
+    def _pass_back(self, tick: TickOnDevice, state: TrainingState, dx_TD, me) -> TrainingState:
         """Sends dX to the stage before, or adds to the embedding's gradient; orders later writes behind this tick."""
         # The next forward writes what this backward has read: without an order between them XLA copies the buffers.
         # GPUs heed the barrier; CPUs drop it too early, so there the order is in the slots that are written to.
@@ -285,7 +287,7 @@ def _is_under_way(coming: Coming) -> bool:
     return any(one is not None for one in coming.values())
 
 
-def _with_copies_ended(tick: Tick, state: State) -> State:
+def _with_copies_ended(tick: TickOnDevice, state: State) -> State:
     """Returns the state with this tick's copies to the host behind its compute.
 
     Without the barrier XLA lets a copy to the host end ticks later, and its source holds memory till then.

@@ -18,7 +18,7 @@ from sppo_jax.pipeline.run import Run
 from sppo_jax.program.program import TickSpec
 
 
-class Tick(NamedTuple):
+class TickOnDevice(NamedTuple):
     """A tick as it begins.
 
     Args:
@@ -38,7 +38,7 @@ class Tick(NamedTuple):
         assert self.dx_TD is not None, "training alone orders ticks"
         return buffers.after(self.x_TD) + buffers.after(self.dx_TD)
 
-    def later(self, zero: jax.Array, fields: Iterable[str]) -> "Tick":
+    def later(self, zero: jax.Array, fields: Iterable[str]) -> "TickOnDevice":
         """Returns the tick with some numbers that the compiler knows no earlier than a 0."""
         return self._replace(row=self.row.later(zero, fields))
 
@@ -61,11 +61,11 @@ class Tick(NamedTuple):
 class Mechanism:
     """A part of the state. A hook that a mechanism does not need stays as it is here."""
 
-    def before(self, run: Run, tick: Tick) -> Self:
+    def before(self, run: Run, tick: TickOnDevice) -> Self:
         """Does what comes first in a tick."""
         return self
 
-    def start(self, run: Run, tick: Tick, state: Any) -> Any:
+    def start(self, run: Run, tick: TickOnDevice, state: Any) -> Any:
         """Starts the tick's copies; returns a tree of the arrays that they move, None for nothing.
 
         Args:
@@ -75,19 +75,19 @@ class Mechanism:
         """
         return None
 
-    def comes_early(self, run: Run, tick: Tick) -> bool:
+    def comes_early(self, run: Run, tick: TickOnDevice) -> bool:
         """Returns whether the arrays of `start` are held back until attention only, and not until the last layer."""
         return False
 
-    def arrive(self, run: Run, tick: Tick, coming: Any) -> Self:
+    def arrive(self, run: Run, tick: TickOnDevice, coming: Any) -> Self:
         """Takes what came in a tick. A compute tick calls this with None too: what it used is gone then."""
         return self
 
-    def after(self, run: Run, tick: Tick) -> Self:
+    def after(self, run: Run, tick: TickOnDevice) -> Self:
         """Does what comes last in a compute tick."""
         return self
 
-    def sent(self, tick: Tick) -> Any:
+    def sent(self, tick: TickOnDevice) -> Any:
         """Returns the buffers on the host that the tick has written, None for none."""
         return None
 

@@ -26,7 +26,7 @@ class HostRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rows:
+class TickRows:
     """The numbers of some ticks that follow one another.
 
     Args:
@@ -41,11 +41,11 @@ class Rows:
     me: jax.Array
     field: str
 
-    def cut(self, start: int, length: int) -> "Rows":
+    def cut(self, start: int, length: int) -> "TickRows":
         """Returns those of `length` ticks from `start`."""
         return self._with(self.values[..., start : start + length, :], self.counters)
 
-    def in_iteration(self, counter, count: int) -> "Rows":
+    def in_iteration(self, counter, count: int) -> "TickRows":
         """Returns those of one iteration of a loop of `count` iterations over all ticks."""
         *iterations, ticks, stages = self.values.shape
         return self._with(self.values.reshape(*iterations, count, ticks // count, stages), (*self.counters, counter))
@@ -73,19 +73,19 @@ class Rows:
             return HostRow(_look_up(numbers, (counter,)), is_counted=True)
         return HostRow(jnp.int32(numbers[0]) + jnp.int32(step) * counter, is_counted=True)
 
-    def _with(self, values: np.ndarray, counters: tuple) -> "Rows":
-        return Rows(values, counters, self.me, self.field)
+    def _with(self, values: np.ndarray, counters: tuple) -> "TickRows":
+        return TickRows(values, counters, self.me, self.field)
 
 
 class TickRow:
     """The numbers of a tick by field. A tick reads few of them, so a number is looked up where it is read."""
 
     def __init__(self, look_up: Mapping[str, Callable[[], Any]]):
-        """Keeps a function for each field that returns what `Rows.of_tick` does."""
+        """Keeps a function for each field that returns what `TickRows.of_tick` does."""
         self._look_up = look_up
 
     @classmethod
-    def of(cls, rows: Mapping[str, Rows]) -> "TickRow":
+    def of(cls, rows: Mapping[str, TickRows]) -> "TickRow":
         """Returns the numbers of the first of some ticks."""
         return cls({name: of_field.of_tick for name, of_field in rows.items()})
 
@@ -102,9 +102,9 @@ class TickRow:
         return TickRow({**self._look_up, **others, **{name: lambda x=x: x for name, x in given.items()}})
 
 
-def rows_of(field: str, values: np.ndarray, me: jax.Array) -> Rows:
-    """Returns the numbers of all ticks, [ticks, stages]; other arguments as `Rows`."""
-    return Rows(values, (), me, field)
+def rows_of(field: str, values: np.ndarray, me: jax.Array) -> TickRows:
+    """Returns the numbers of all ticks, [ticks, stages]; other arguments as `TickRows`."""
+    return TickRows(values, (), me, field)
 
 
 def _look_up(values: np.ndarray, counters: tuple) -> jax.Array:

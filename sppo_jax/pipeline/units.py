@@ -12,20 +12,20 @@ from sppo_jax.attention.spreading import sequence, teams
 from sppo_jax.attention.spreading.sequence import Chunk, Split
 from sppo_jax.attention.tags import Tags
 from sppo_jax.pipeline import vocabulary
-from sppo_jax.pipeline.layers.stage import Unit
-from sppo_jax.pipeline.mechanism import Tick
+from sppo_jax.pipeline.layers.stage import UnitOnDevice
+from sppo_jax.pipeline.mechanism import TickOnDevice
 from sppo_jax.pipeline.pasts import states as mixing
 from sppo_jax.pipeline.pasts import tails
 from sppo_jax.pipeline.run import Run
 
 
-def own(run: Run, tick: Tick, array_MS: jax.Array, stage) -> jax.Array:
+def own(run: Run, tick: TickOnDevice, array_MS: jax.Array, stage) -> jax.Array:
     """Cuts the tokens [T] of the chunk that `stage` works on out of this device's share of its sequence."""
     where = (tick.mine("sequence", stage), buffers.quotient(tick.mine("start", stage), run.seq))
     return buffers.read(array_MS, where, (tick.spec.tokens,))
 
 
-def real(run: Run, tick: Tick, stage) -> jax.Array:
+def real(run: Run, tick: TickOnDevice, stage) -> jax.Array:
     """Returns of each token [T] whether it is one of the chunk, and no padding."""
     return jnp.arange(tick.spec.tokens, dtype=jnp.int32) < buffers.quotient(tick.mine("length", stage), run.seq)
 
@@ -37,7 +37,7 @@ def split(run: Run, passes: str) -> Split:
     return Split(plan.ulysses, plan.ring, passes, plan.kernel, target=run.target, known=known)
 
 
-def write_tags(run: Run, tick: Tick, tags: Tags) -> Tags:
+def write_tags(run: Run, tick: TickOnDevice, tags: Tags) -> Tags:
     """Puts the tags of this stage's chunk behind those of the chunks before it."""
     me = vocabulary.stage_index(run.num_stages)
     mine = [own(run, tick, x, me) for x in (run.sequences.positions, run.sequences.documents)]
@@ -45,12 +45,12 @@ def write_tags(run: Run, tick: Tick, tags: Tags) -> Tags:
     return sequence.write_tags(tags, Tags(*mine), *place, split(run, tick.spec.passes.forward))
 
 
-def unit(run: Run, tick: Tick, passes: str, tags: Tags) -> Unit:
+def unit(run: Run, tick: TickOnDevice, passes: str, tags: Tags) -> UnitOnDevice:
     """Returns this device's unit."""
     me = vocabulary.stage_index(run.num_stages)
     positions_T = own(run, tick, run.sequences.positions, me)
     slots = (tick.mine(name, me) for name in ("group", "weights.slot", "weights.sum_slot"))
-    found = Unit(
+    found = UnitOnDevice(
         *slots, chunks(run, tick, passes, tags), positions_T, tick.mine("stash.slot", me), pattern=tick.row["pattern"]
     )
     if run.stage.layers.states:
@@ -64,7 +64,7 @@ def unit(run: Run, tick: Tick, passes: str, tags: Tags) -> Unit:
     return found._replace(sequence=jnp.int32(0), is_real_T=is_real_T, packed_rows_T=packed_rows_T)
 
 
-def _state_unit(run: Run, tick: Tick, tags: Tags) -> mixing.StateUnit:
+def _state_unit(run: Run, tick: TickOnDevice, tags: Tags) -> mixing.StateUnit:
     me = vocabulary.stage_index(run.num_stages)
     documents_RS, start = buffers.pick(tags.documents, tick.mine("sequence_slot", me)), tick.mine("start", me)
     place = documents_RS, start, tick.mine("length", me), tick.spec.tokens * run.plan.ulysses
@@ -78,13 +78,13 @@ def _state_unit(run: Run, tick: Tick, tags: Tags) -> mixing.StateUnit:
     )
 
 
-def chunks(run: Run, tick: Tick, passes: str, tags: Tags) -> dict[int, Chunk]:
+def chunks(run: Run, tick: TickOnDevice, passes: str, tags: Tags) -> dict[int, Chunk]:
     """Returns this device's chunk, with the masks of each window of its layers."""
     windows, how = dict.fromkeys(run.stage.layers.windows.values()), split(run, passes)
     return {window: _chunk(run, tick, how._replace(window=window), tags) for window in windows}
 
 
-def _chunk(run: Run, tick: Tick, how: Split, tags: Tags) -> Chunk:
+def _chunk(run: Run, tick: TickOnDevice, how: Split, tags: Tags) -> Chunk:
     me, ring = vocabulary.stage_index(run.num_stages), run.plan.ring
     start, length = (buffers.quotient(tick.mine(name, me), ring) for name in ("start", "length"))
     size, resident = tick.spec.tokens * run.plan.ulysses, tags.take(tick.mine("sequence_slot", me))
@@ -101,7 +101,7 @@ def _chunk(run: Run, tick: Tick, how: Split, tags: Tags) -> Chunk:
     return Chunk(tick.mine("prefixes.slot", me), start, length, masks, chosen, tick.mine("prefixes.grad_slot", me))
 
 
-def _teams(run: Run, tick: Tick, resident: Tags, place: tuple, how: Split) -> teams.Teams:
+def _teams(run: Run, tick: TickOnDevice, resident: Tags, place: tuple, how: Split) -> teams.Teams:
     """Finds out how a tick attends, from its row of numbers; all devices have the same row."""
     me, (start, length, size), row = vocabulary.stage_index(run.num_stages), place, tick.row
     assert run.modes is not None, "chunks choose their teams"

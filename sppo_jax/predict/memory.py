@@ -55,7 +55,7 @@ class Memory:
         return self.hbm_bytes <= usable_bytes(cluster) and self.host <= usable_host_bytes(cluster)
 
     def saves(self, cluster: Cluster) -> str:
-        """Returns how checkpoints could be saved, by the bytes alone; see `plan.Plan` and `pinned.pinned_of`."""
+        """Returns how checkpoints could be saved, by the bytes alone; see `plan.plan.Plan` and `pinned.pinned_of`."""
         return "async" if self.host + self.save <= usable_host_bytes(cluster) else "blocking"
 
     def excess(self, cluster: Cluster) -> float:

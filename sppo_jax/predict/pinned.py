@@ -33,7 +33,7 @@ class Pinned:
     Args:
         arrays: bytes of the arrays.
         pieces: the stash's share in each array, in 1024ths.
-        saves: "async" or "blocking"; see `plan.Plan`.
+        saves: "async" or "blocking"; see `plan.plan.Plan`.
         limit_gib: the pool's limit, which one device pins; 0 where nothing is pinned, None where no limit suffices.
     """
 

@@ -19,14 +19,15 @@ class MemoryShape:
         data: pipelines.
         platform: the compiler, "cpu", "gpu" or "tpu".
         groups: whether documents may have their own teams of devices.
-        kernel: the attention kernel; see `plan.Plan`.
+        kernel: the attention kernel; see `plan.plan.Plan`.
         length: tokens of a sequence; 0: not known, and no window counts.
-        weights: what a device holds of its stage's layers during a step; see `plan.Plan`.
-        optimizer: where parameters and moments wait; see `plan.Plan`.
+        weights: what a device holds of its stage's layers during a step; see `plan.plan.Plan`.
+        optimizer: where parameters and moments wait; see `plan.plan.Plan`.
         cores: of a device, each of which has a part of dQ in the kernel for TPUs.
         ring_pass: what travels on the ring, as the config says: "kv", "q" or "auto".
-        backward_queries: of a call of the fused kernel's backward at most, in layers without a window; see `plan.Plan`.
-        has_one_document: whether a sequence holds one document at most; see `plan.Plan`.
+        backward_queries: of a call of the fused kernel's backward at most, in layers without a window; see
+            `plan.plan.Plan`.
+        has_one_document: whether a sequence holds one document at most; see `plan.plan.Plan`.
     """
 
     model: ModelConfig

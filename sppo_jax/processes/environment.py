@@ -311,7 +311,7 @@ def host_limit_gb(plan: Plan) -> int:
         return max(_DEFAULT_HOST_GB, math.ceil(2 * sum(plan.host_arrays.save) / _GiB))
     refused = machine.refused_bytes()
     limit_gb = limit_of(plan, refused)
-    # A plan that no pool holds is refused before it runs; see `planner.pinned`.
+    # A plan that no pool holds is refused before it runs; see `predict.pinned`.
     return math.ceil(max(plan.predicted.host_bytes) / _GiB) + 1 if limit_gb is None else limit_gb
 
 

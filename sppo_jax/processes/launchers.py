@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from sppo_jax.hardware import num_gpus
 from sppo_jax.processes.own_gpus import own_gpus, share_of
-from sppo_jax.processes.rendezvous import Place, join_address, split_address
+from sppo_jax.processes.rendezvous import ProcessPlace, join_address, split_address
 
 _PORT = 8476
 _BY_HAND = "SPPO_COORDINATOR, SPPO_NUM_PROCESSES and SPPO_PROCESS_ID"
@@ -134,7 +134,7 @@ AFTER_JAX = (
 _JAX_HINTS = ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri", "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES")
 
 
-def find_place(environ: Mapping[str, str] = os.environ, *, timeout_s: float = 600) -> Place | None:
+def find_place(environ: Mapping[str, str] = os.environ, *, timeout_s: float = 600) -> ProcessPlace | None:
     """Returns this process's place among several; None if the process is alone.
 
     Args:
@@ -148,7 +148,7 @@ def find_place(environ: Mapping[str, str] = os.environ, *, timeout_s: float = 60
         return _read(BY_HAND, environ)
     troubles: list[ValueError] = []
     for found in _found(environ, timeout_s):
-        if isinstance(found, Place):
+        if isinstance(found, ProcessPlace):
             return found
         troubles.append(found)
     if environ.get("SPPO_COORDINATOR"):
@@ -158,7 +158,7 @@ def find_place(environ: Mapping[str, str] = os.environ, *, timeout_s: float = 60
     return None
 
 
-def _found(environ: Mapping[str, str], timeout_s: float) -> Iterator[Place | ValueError]:
+def _found(environ: Mapping[str, str], timeout_s: float) -> Iterator[ProcessPlace | ValueError]:
     """Yields the places that launchers give, and the errors of those that say too little."""
     yield from _of_rows(BEFORE_JAX, environ)
     try:
@@ -171,7 +171,7 @@ def _found(environ: Mapping[str, str], timeout_s: float) -> Iterator[Place | Val
     yield from _of_rows(AFTER_JAX, environ)
 
 
-def _of_rows(rows: tuple[Launcher, ...], environ: Mapping[str, str]) -> Iterator[Place | ValueError]:
+def _of_rows(rows: tuple[Launcher, ...], environ: Mapping[str, str]) -> Iterator[ProcessPlace | ValueError]:
     """Yields places and errors of rows; raises the error of a row that nobody else can mean, with both its numbers."""
     for row in rows:
         count, number, host = (
@@ -192,7 +192,7 @@ def _of_rows(rows: tuple[Launcher, ...], environ: Mapping[str, str]) -> Iterator
             yield place
 
 
-def _read(row: Launcher, environ: Mapping[str, str]) -> Place | None:
+def _read(row: Launcher, environ: Mapping[str, str]) -> ProcessPlace | None:
     """Returns the place that one launcher gives; None if it says that the process is alone.
 
     Raises:
@@ -220,7 +220,7 @@ def _read(row: Launcher, environ: Mapping[str, str]) -> Place | None:
         )
     split_address(address)
     here = [environ.get(_name(environ, names), "") for names in (row.local_id, row.local_count)]
-    return Place(
+    return ProcessPlace(
         coordinator=address,
         num_processes=count,
         process_id=process_id,
@@ -295,7 +295,7 @@ def _local_ids(number: str, count: str, environ: Mapping[str, str]) -> tuple[int
     return share_of(int(number), int(count) if count.isdecimal() else 0, num_gpus(environ))
 
 
-def _detected_place(environ: Mapping[str, str], timeout_s: float) -> Place | None:
+def _detected_place(environ: Mapping[str, str], timeout_s: float) -> ProcessPlace | None:
     """Asks jax's own detection, except in a lone Kubernetes pod, for whose job jax would ask in vain."""
     in_pod, in_job = "KUBERNETES_SERVICE_HOST" in environ, "JOB_COMPLETION_INDEX" in environ
     if in_pod and not in_job and "TPU_WORKER_HOSTNAMES" not in environ:
@@ -318,7 +318,7 @@ def _detected_place(environ: Mapping[str, str], timeout_s: float) -> Place | Non
     # jax gives a Slurm task the GPU of the task's number, also where the task sees no such GPU.
     in_slurm = "SLURM_LOCALID" in environ
     ids = own_gpus(environ) if in_slurm else None if local_ids is None else tuple(local_ids)
-    return Place(coordinator=coordinator, num_processes=count, process_id=process_id, local_device_ids=ids)
+    return ProcessPlace(coordinator=coordinator, num_processes=count, process_id=process_id, local_device_ids=ids)
 
 
 def _may_be_cluster(environ: Mapping[str, str]) -> bool:

@@ -28,7 +28,7 @@ class Absent(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ProcessPlace:
     """A process's place in a run of several.
 
     Args:
@@ -46,7 +46,7 @@ class Place:
     names: tuple[str, str] = field(default=("SPPO_NUM_PROCESSES", "SPPO_PROCESS_ID"), compare=False)
 
 
-def meet(place: Place, facts: Mapping[str, str], timeout_s: float) -> None:
+def meet(place: ProcessPlace, facts: Mapping[str, str], timeout_s: float) -> None:
     """Returns when all processes have come and agree.
 
     Args:
@@ -114,7 +114,7 @@ def _listen(address: str, port: int, patience_s: float) -> socket.socket:
         time.sleep(_RETRY_S)
 
 
-def _receive(server: socket.socket, place: Place, facts: Mapping[str, str], timeout_s: float) -> None:
+def _receive(server: socket.socket, place: ProcessPlace, facts: Mapping[str, str], timeout_s: float) -> None:
     """Waits for all processes, compares them, and tells all of them the result.
 
     After the first problem it waits only a little longer, so that more processes hear of the problem.
@@ -175,7 +175,7 @@ def _read_hello(connection: socket.socket, waiting: dict[socket.socket, bytes]) 
 
 
 def _register(
-    place: Place,
+    place: ProcessPlace,
     facts: Mapping[str, str],
     arrived: dict[int, tuple[socket.socket, Mapping[str, Any]]],
     connection: socket.socket,
@@ -216,7 +216,7 @@ def _is_open(connection: socket.socket) -> bool:
         return False
 
 
-def _missing(place: Place, arrived: set[int], timeout_s: float) -> str:
+def _missing(place: ProcessPlace, arrived: set[int], timeout_s: float) -> str:
     absent = [process for process in range(1, place.num_processes) if process not in arrived]
     shown = ", ".join(map(str, absent[:8])) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
     return (
@@ -238,7 +238,7 @@ def _answer(connection: socket.socket, problem: Exception | None) -> None:
     connection.close()
 
 
-def _call(host: str, port: int, place: Place, facts: Mapping[str, str], timeout_s: float) -> None:
+def _call(host: str, port: int, place: ProcessPlace, facts: Mapping[str, str], timeout_s: float) -> None:
     hello = {
         "process_id": place.process_id,
         "num_processes": place.num_processes,

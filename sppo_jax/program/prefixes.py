@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from sppo_jax.program.host_rows import refetching_tick
 from sppo_jax.program.rows import Rows, zeros
-from sppo_jax.program.stash import Stash, StashClass
-from sppo_jax.program.weights import Weights
+from sppo_jax.program.stash import StashClass, StashRows
+from sppo_jax.program.weights import WeightTurns
 from sppo_jax.schedule.slots import PrefixSlots, prefix_slots
 from sppo_jax.schedule.table import Table, Unit
 
@@ -44,7 +44,7 @@ class PrefixesSpec(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Prefixes:
+class PrefixRows:
     """The keys and values of a table's ticks.
 
     Args:
@@ -56,8 +56,8 @@ class Prefixes:
 
     table: Table
     kv: str
-    stash: Stash
-    weights: Weights
+    stash: StashRows
+    weights: WeightTurns
 
     @cached_property
     def _rebuilds(self) -> dict[int, int]:

@@ -13,13 +13,13 @@ from sppo_jax.plan.parts import StashPlan
 from sppo_jax.plan.plan import Plan
 from sppo_jax.program.counters import with_short_loops
 from sppo_jax.program.fold import fold, num_segments
-from sppo_jax.program.prefixes import Prefixes, PrefixesSpec
+from sppo_jax.program.prefixes import PrefixesSpec, PrefixRows
 from sppo_jax.program.ring import AttentionShape, MixedShape, Ring, RingPasses
 from sppo_jax.program.rows import Rows
-from sppo_jax.program.stash import Stash, StashSpec
+from sppo_jax.program.stash import StashRows, StashSpec
 from sppo_jax.program.tick_rows import pattern_rows, unit_rows
 from sppo_jax.program.waiting import Waiting, WaitingSpec
-from sppo_jax.program.weights import Weights, WeightsSpec
+from sppo_jax.program.weights import WeightsSpec, WeightTurns
 from sppo_jax.schedule.slots import head_slots, sequence_slots
 from sppo_jax.schedule.table import Table
 
@@ -27,9 +27,9 @@ from sppo_jax.schedule.table import Table
 class Mechanisms(NamedTuple):
     """What goes on beside the units of a table's ticks: each says what ticks do, and in which slot or row."""
 
-    weights: Weights
-    stash: Stash
-    prefixes: Prefixes
+    weights: WeightTurns
+    stash: StashRows
+    prefixes: PrefixRows
     waiting: Waiting
 
 
@@ -42,14 +42,14 @@ def mechanisms_of(
         table: the schedule, or its outline.
         stash: the places, with alpha.
         seq: devices of a stage.
-        weights: what a device holds of its stage's layers; see `plan.Plan`.
+        weights: what a device holds of its stage's layers; see `plan.plan.Plan`.
         optimizer: where parameters wait.
         train: whether there are backwards.
     """
-    held = Weights(table, weights, optimizer, stash.kv, train)
-    stashed = Stash(table, stash, seq, train)
+    held = WeightTurns(table, weights, optimizer, stash.kv, train)
+    stashed = StashRows(table, stash, seq, train)
     waiting = Waiting(table, train and stash.waiting == "host")
-    return Mechanisms(held, stashed, Prefixes(table, stash.kv, stashed, held), waiting)
+    return Mechanisms(held, stashed, PrefixRows(table, stash.kv, stashed, held), waiting)
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ class Program:
 
     items: tuple
     rows: Rows
-    weights: Weights
-    stash: Stash
-    prefixes: Prefixes
+    weights: WeightTurns
+    stash: StashRows
+    prefixes: PrefixRows
     waiting: Waiting
     num_sequence_slots: int
     num_head_slots: int
@@ -149,7 +149,7 @@ def num_bodies(table: Table, stash: StashPlan, ring: Ring, seq: int, weights: st
         stash: the places, with alpha.
         ring: what travels on the ring.
         seq: devices of a stage.
-        weights: what a device holds of its stage's layers; see `plan.Plan`.
+        weights: what a device holds of its stage's layers; see `plan.plan.Plan`.
     """
     return num_segments(fold(_specs(table, ring, seq, mechanisms_of(table, stash, seq, weights))))
 

@@ -219,7 +219,7 @@ class StashSpec(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Stash:
+class StashRows:
     """The stashes of a table's ticks.
 
     Args:

@@ -46,12 +46,12 @@ class WeightsSpec(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Weights:
+class WeightTurns:
     """The weights of a table's ticks.
 
     Args:
         table: a whole table; an outline has no rows and no slots.
-        place: what a device holds of its stage's layers, see `plan.Plan.weights`.
+        place: what a device holds of its stage's layers, see `weights` of `plan.plan.Plan`.
         optimizer: where parameters wait, "device" or "host".
         kv: how keys and values reach the backward; see `StashPlan`.
         train: whether there are backwards.

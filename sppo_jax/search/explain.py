@@ -124,7 +124,7 @@ _KINDS = {
 }
 
 
-class Results(NamedTuple):
+class SearchResult(NamedTuple):
     """A search that is over.
 
     Attributes:
@@ -147,7 +147,7 @@ class Results(NamedTuple):
         return self.fastest.frontier.request
 
 
-def reasons_of(results: Results) -> dict[str, str]:
+def reasons_of(results: SearchResult) -> dict[str, str]:
     """Returns the reason of each choice of a search."""
     request, chosen = results.request, results.chosen
     candidate, layout = chosen.candidate, chosen.candidate.layout
@@ -175,7 +175,7 @@ def reasons_of(results: Results) -> dict[str, str]:
     return {key: reason for key, reason in reasons.items() if reason}
 
 
-def _waits_reason(results: Results) -> str:
+def _waits_reason(results: SearchResult) -> str:
     """Returns which places send more to the host and lose because loops wait for it; empty where none does."""
     frontier, chosen = results.fastest.frontier, results.chosen
     if results.best is None or not frontier.seconds.has_loops:
@@ -211,7 +211,7 @@ def float32_reason(candidate: Candidate) -> str:
     return Because.SUMS(chunks=chunks) if chunks > 1 else Because.NO_SUMS()
 
 
-def _way_reasons(results: Results) -> dict[str, str]:
+def _way_reasons(results: SearchResult) -> dict[str, str]:
     """Returns why a breadth-first plan keeps weights, keys and values, or chunks in an unusual way."""
     request, chosen, usual = results.request, results.chosen, results.usual
     config, candidate = request.config, chosen.candidate
@@ -240,7 +240,7 @@ def _way_reasons(results: Results) -> dict[str, str]:
     return reasons
 
 
-def _order_reason(results: Results) -> str:
+def _order_reason(results: SearchResult) -> str:
     """Returns how a plan compares with plans of the other order, or why breadth-first was not tried."""
     request, chosen, best = results.request, results.chosen, results.best
     if not request.allows_breadth_first or best is None:
@@ -279,7 +279,7 @@ def times_slower(step_s: float, best_s: float) -> str:
     return "a tie: as fast (within 0.1%)" if times == "1.000" else f"takes {times}x as long"
 
 
-def _against_rivals(results: Results, key: str) -> str:
+def _against_rivals(results: SearchResult, key: str) -> str:
     if results.best is None:
         # What takes how long is of no interest then. The mesh, the first of the choices, says so for all.
         return Because.SMALLEST() if key == "mesh" else ""

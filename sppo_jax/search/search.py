@@ -15,7 +15,7 @@ from sppo_jax.search.because import joined
 from sppo_jax.search.bounds.frontier import TIE, Fastest, Filter
 from sppo_jax.search.collector import without_collector
 from sppo_jax.search.evaluate import Outcome, plan_of
-from sppo_jax.search.explain import Results, others, over, reasons_of, times_slower
+from sppo_jax.search.explain import SearchResult, others, over, reasons_of, times_slower
 from sppo_jax.search.no_fit import least, problem_of
 from sppo_jax.search.paper import paper_outcome
 from sppo_jax.search.refine import late_attention_is_open, with_late_attention, with_queries_on_the_ring
@@ -130,11 +130,11 @@ def _by_search(request: Request) -> _Answer:
     best = frontier.first(preferences(request), fastest.next)
     if best is None:
         smallest = least(frontier)
-        reasons, rejected = reasons_of(Results(fastest, smallest)), others(frontier, smallest, NUM_REJECTED)
+        reasons, rejected = reasons_of(SearchResult(fastest, smallest)), others(frontier, smallest, NUM_REJECTED)
         return _Answer(smallest, smallest.step_s, reasons, rejected, frontier.num_considered)
     best, other = _with_other_order(fastest, best)
     chosen, late, why_late = _chosen(fastest, best)
-    reasons = reasons_of(Results(fastest, chosen, best, other, _usual(fastest, chosen)))
+    reasons = reasons_of(SearchResult(fastest, chosen, best, other, _usual(fastest, chosen)))
     rejected = others(frontier, chosen, NUM_REJECTED, other)
     fastest_s = min(best.step_s, late.step_s)
     found, why_queries = with_queries_on_the_ring(late, fastest_s * (1 + TIE))

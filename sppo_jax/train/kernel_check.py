@@ -17,7 +17,7 @@ import jax
 
 from sppo_jax.arrays.dtypes import compute_dtype
 from sppo_jax.attention import check, intervals
-from sppo_jax.attention.check import FUSED, Heads, Kernel
+from sppo_jax.attention.check import FUSED, CallHeads, CheckedKernel
 from sppo_jax.attention.pallas_blocks import choose_blocks, target_of
 from sppo_jax.attention.spreading import ulysses
 from sppo_jax.attention.tpu import backward as pallas_backward
@@ -73,7 +73,7 @@ def check_kernels_once(config: Config, plan: Plan, *devices: jax.Device) -> None
         _remember(passed)
 
 
-def kernel_for_tpus(plan: Plan, device: jax.Device, calls, itemsize: int) -> tuple[Kernel, list[int]]:
+def kernel_for_tpus(plan: Plan, device: jax.Device, calls, itemsize: int) -> tuple[CheckedKernel, list[int]]:
     """Returns the kernel with the blocks of the plan's longest chunk, and these blocks."""
     groups = max(heads.num_heads // heads.num_kv_heads for heads, _ in calls)
     longest = max(plan.chunk_lengths)
@@ -93,13 +93,13 @@ def _refusal(plan: Plan, found: str, device: jax.Device, facts: Mapping[str, obj
     )
 
 
-def calls_of(model: ModelConfig, plan: Plan) -> list[tuple[Heads, bool]]:
+def calls_of(model: ModelConfig, plan: Plan) -> list[tuple[CallHeads, bool]]:
     """Returns the heads of the kernel's calls on one device, and whether they have windows, of kinds with attention."""
     kinds = [(kind, kind.window_within(plan.sequence_length) > 0) for kind in model.attention_kinds]
     return list(dict.fromkeys((_few(heads, plan), window) for kind, window in kinds for heads in heads_of(kind, plan)))
 
 
-def _few(heads: Heads, plan: Plan) -> Heads:
+def _few(heads: CallHeads, plan: Plan) -> CallHeads:
     """Returns heads with few key-value heads, and as many query heads of each, for the kernel for TPUs."""
     num_kv_heads = heads.num_kv_heads
     if plan.kernel != "pallas" or num_kv_heads <= _MOST_KV_HEADS:
@@ -108,18 +108,20 @@ def _few(heads: Heads, plan: Plan) -> Heads:
     return heads._replace(num_heads=heads.num_heads // num_kv_heads * few, num_kv_heads=few)
 
 
-def heads_of(model: ModelConfig, plan: Plan) -> list[Heads]:
+def heads_of(model: ModelConfig, plan: Plan) -> list[CallHeads]:
     """Returns the heads of the kernel's calls on one device, after the heads are scattered, where layers are alike.
 
     With teams, members of a team attend with all heads of their tokens.
     """
     num_kv_heads = ulysses.replicated_heads(model.num_kv_heads, plan.ulysses) // plan.ulysses
-    spread = Heads(model.num_heads // plan.ulysses, num_kv_heads, model.head_dim)
-    alone = Heads(model.num_heads, model.num_kv_heads, model.head_dim)
+    spread = CallHeads(model.num_heads // plan.ulysses, num_kv_heads, model.head_dim)
+    alone = CallHeads(model.num_heads, model.num_kv_heads, model.head_dim)
     return [spread] if plan.groups == "static" or spread == alone else [spread, alone]
 
 
-def _find(heads: Heads, dtype, has_window: bool, kernel: Kernel, devices: Sequence[jax.Device]) -> str | None:
+def _find(
+    heads: CallHeads, dtype, has_window: bool, kernel: CheckedKernel, devices: Sequence[jax.Device]
+) -> str | None:
     try:
         return check.find_difference(heads, dtype, has_window=has_window, kernel=kernel, devices=devices)
     except jax.errors.JaxRuntimeError as error:

@@ -20,7 +20,7 @@ from sppo_jax.pipeline.stash.host_arguments import WithStash
 from sppo_jax.train import expert_load
 from sppo_jax.train.finite import are_finite, is_bounded
 from sppo_jax.train.state import TrainState, on_host
-from sppo_jax.train.streamed_update import Rule, Verdict, stays_finite, updated
+from sppo_jax.train.streamed_update import AdamWRule, Verdict, stays_finite, updated
 
 
 def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
@@ -55,7 +55,7 @@ class Optimizer(NamedTuple):
 
     init: Callable
     update: Callable
-    rule: Rule
+    rule: AdamWRule
     decays: nnx.State
     is_bounded: bool
 
@@ -76,7 +76,7 @@ def make_optimizer(config: OptimizerConfig, schedule: optax.Schedule, params: nn
     # Parameters with two or more dims in one layer decay, except biases.
     decays = jax.tree_util.tree_map_with_path(is_matrix, params)
     whole = optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw(decays))
-    return Optimizer(whole.init, whole.update, Rule(config.clip_norm, adamw), decays, is_bounded(config))
+    return Optimizer(whole.init, whole.update, AdamWRule(config.clip_norm, adamw), decays, is_bounded(config))
 
 
 ValueAndGrad = Callable[[optax.Params, Mapping[str, jax.Array]], tuple[jax.Array, optax.Params]]

@@ -26,7 +26,7 @@ from sppo_jax.train.finite import are_finite
 _SLICE_BYTES, _NUM_SLICES = 64 * 2**20, 16
 
 
-class Rule(NamedTuple):
+class AdamWRule(NamedTuple):
     """How AdamW changes parameters.
 
     Args:
@@ -58,7 +58,7 @@ class Verdict(NamedTuple):
 
 
 def updated(
-    rule: Rule,
+    rule: AdamWRule,
     decays: list[bool],
     shardings: list[NamedSharding],
     state: tuple[nnx.State, optax.OptState],
@@ -91,7 +91,7 @@ def updated(
 
 
 def stays_finite(
-    rule: Rule,
+    rule: AdamWRule,
     decays: list[bool],
     shardings: list[NamedSharding],
     state: tuple[nnx.State, optax.OptState],
@@ -114,7 +114,7 @@ def stays_finite(
     return jnp.all(jnp.stack(found))
 
 
-class _Part(NamedTuple):
+class _Slice(NamedTuple):
     """Parameters that are updated together: all that are on the device, or one that is on the host.
 
     Args:
@@ -132,7 +132,7 @@ class _Part(NamedTuple):
     grads: list[jax.Array]
 
 
-def _parts(rule: Rule, decays: list[bool], shardings: list[NamedSharding], state, grads) -> Iterator[_Part]:
+def _parts(rule: AdamWRule, decays: list[bool], shardings: list[NamedSharding], state, grads) -> Iterator[_Slice]:
     leaves, gradients = jax.tree.leaves(state[0]), jax.tree.leaves(grads)
     on_device = [i for i, leaf in enumerate(leaves) if not is_on_host(leaf)]
     on_host = [[i] for i, leaf in enumerate(leaves) if is_on_host(leaf)]
@@ -140,7 +140,7 @@ def _parts(rule: Rule, decays: list[bool], shardings: list[NamedSharding], state
         change = partial(_changed, rule.adamw([decays[i] for i in indices]), rule.clip_norm)
         sharding = None if indices is on_device else shardings[indices[0]]
         some = [leaves[i] for i in indices], _some(state[1], indices)
-        yield _Part(tuple(indices), change, sharding, some, [gradients[i] for i in indices])
+        yield _Slice(tuple(indices), change, sharding, some, [gradients[i] for i in indices])
 
 
 def _is_tree(x: Any) -> bool:

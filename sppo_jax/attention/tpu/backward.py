@@ -23,7 +23,7 @@ from sppo_jax.attention.tpu.forward import LOG2E, NN, NT, TN, dot, estimate_cost
 _UNROLL = 2
 
 
-class Rows(NamedTuple):
+class QueryRows(NamedTuple):
     """What a backward needs of each query: dout in the dtype of q, the GLOBAL LSE and delta in float32."""
 
     dout_KGTH: jax.Array
@@ -40,7 +40,7 @@ def backward(
     q_KGTH: jax.Array,
     keys: tuple[jax.Array, jax.Array, tuple],
     meets: Meets,
-    rows: Rows,
+    rows: QueryRows,
     sums: tuple[jax.Array, jax.Array, jax.Array],
     grads_at: tuple,
     *,

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sppo_jax.attention.check import LOW_SCORE, Extent, Kernel, Pattern
-from sppo_jax.attention.cudnn import Operands, Results
+from sppo_jax.attention.check import LOW_SCORE, CheckedKernel, Extent, Pattern
+from sppo_jax.attention.cudnn import CudnnOperands, CudnnResults
 from sppo_jax.attention.intervals import Intervals, Meets
 from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
 from sppo_jax.attention.pallas_blocks import Blocks
@@ -24,9 +24,9 @@ _KERNEL = PallasKernel()
 _SLOT = 1  # of the keys and of their gradients; another sequence has the slot before
 
 
-def checked_kernel(blocks: Blocks) -> Kernel:
+def checked_kernel(blocks: Blocks) -> CheckedKernel:
     """Returns the kernel with blocks of given sizes, and rows for two blocks of queries and three of keys."""
-    return Kernel(partial(_forward, blocks), partial(_backward, blocks), _extent_for(blocks))
+    return CheckedKernel(partial(_forward, blocks), partial(_backward, blocks), _extent_for(blocks))
 
 
 def _extent_for(blocks: Blocks) -> Extent:
@@ -40,7 +40,7 @@ def _extent_for(blocks: Blocks) -> Extent:
     return Extent(queries, keys, patterns, windows=(24, blocks.keys + blocks.keys // 2 + 22))
 
 
-def _forward(blocks: Blocks, given: Operands, *, causal: bool, window: int = 0):
+def _forward(blocks: Blocks, given: CudnnOperands, *, causal: bool, window: int = 0):
     prefix, meets = _prefix(given), _parts(blocks, given, causal, window)
     with _as_in_a_run(given):
         q = _KERNEL.queries(_by_tokens(given.q_NTH), prefix)
@@ -50,7 +50,7 @@ def _forward(blocks: Blocks, given: Operands, *, causal: bool, window: int = 0):
     return tuple(_by_tokens(x) for x in _KERNEL.result(state))
 
 
-def _backward(blocks: Blocks, given: Operands, results: Results, *, causal: bool, window: int = 0):
+def _backward(blocks: Blocks, given: CudnnOperands, results: CudnnResults, *, causal: bool, window: int = 0):
     prefix, meets = _prefix(given), _parts(blocks, given, causal, window)
     out, lse, dout = (_by_tokens(x) for x in results)
     delta = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1)
@@ -66,7 +66,7 @@ def _backward(blocks: Blocks, given: Operands, results: Results, *, causal: bool
     return _by_tokens(_KERNEL.gradient(dq)), *(x[_SLOT, ..., : given.k_KSH.shape[-1]] for x in (dk, dv))
 
 
-def _as_in_a_run(given: Operands):
+def _as_in_a_run(given: CudnnOperands):
     """Sets the precision that products have in a run; float32 ones are exact, to find what else differs."""
     return jax.default_matmul_precision("default" if given.q_NTH.dtype.itemsize == 2 else "highest")
 
@@ -76,7 +76,7 @@ def _by_tokens(x):
     return jnp.moveaxis(x, 0, 1)
 
 
-def _prefix(given: Operands) -> Prefix:
+def _prefix(given: CudnnOperands) -> Prefix:
     """Returns keys and values as a cache has them."""
     head_dim = given.k_KSH.shape[-1]
     more = (0, cache_head_dim("pallas", head_dim) - head_dim)
@@ -89,7 +89,7 @@ def _mask(part: Meets) -> Mask:
     return Mask(nothing, nothing, part)
 
 
-def _parts(blocks: Blocks, given: Operands, causal: bool, window: int) -> Meets:
+def _parts(blocks: Blocks, given: CudnnOperands, causal: bool, window: int) -> Meets:
     """Returns where the queries meet the last keys, and then the first."""
     rows, num_keys = jnp.arange(given.q_NTH.shape[1], dtype=jnp.int32), given.k_KSH.shape[1]
     hi = jnp.minimum(rows + 1, given.num_keys) if causal else jnp.full_like(rows, given.num_keys)

@@ -29,7 +29,7 @@ _MASKED = -1e30
 _UNROLL = 2
 
 
-class State(NamedTuple):
+class Partial(NamedTuple):
     """Attention over some keys: out_KGTH and lse_KGT in float32; zeros and -inf for a query that saw none."""
 
     out: jax.Array
@@ -47,10 +47,10 @@ def forward(
     q_KGTH: jax.Array,
     keys: tuple[jax.Array, jax.Array, tuple],
     meets: Meets,
-    state: State | None = None,
+    state: Partial | None = None,
     *,
     interpret=False,
-) -> State:
+) -> Partial:
     """Attends to a prefix.
 
     Args:
@@ -115,7 +115,7 @@ def forward(
         name="prefix_attention_forward",
         interpret=interpret,
     )(where, steps.table, q_KGTH, k, v, *(x[None] for x in meets.intervals), *given)
-    return State(out, lse)
+    return Partial(out, lse)
 
 
 def estimate_cost(q_KGTH, k, blocks: Blocks, *, num_products: int, num_moves: int) -> pl.CostEstimate:

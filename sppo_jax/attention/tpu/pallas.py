@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from sppo_jax.attention.intervals import Intervals, Meets
 from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
 from sppo_jax.attention.pallas_blocks import Blocks, Target, choose_blocks
-from sppo_jax.attention.tpu.backward import Rows, backward, backward_steps
-from sppo_jax.attention.tpu.forward import State, forward, forward_steps
+from sppo_jax.attention.tpu.backward import QueryRows, backward, backward_steps
+from sppo_jax.attention.tpu.forward import Partial, forward, forward_steps
 
 
 def find_meets(intervals: Intervals, num_keys: int, target: Target) -> Meets:
@@ -44,23 +44,23 @@ class PallasKernel:
         """See `kernels.Kernel`."""
         return _by_heads(q_TNH, prefix.k.shape[-3])
 
-    def nothing(self, q: jax.Array) -> State:
+    def nothing(self, q: jax.Array) -> Partial:
         """See `kernels.Kernel`."""
-        return State(jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[:3], -jnp.inf, jnp.float32))
+        return Partial(jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[:3], -jnp.inf, jnp.float32))
 
-    def attend(self, q: jax.Array, prefix: Prefix, mask: Mask, state: State | None = None) -> State:
+    def attend(self, q: jax.Array, prefix: Prefix, mask: Mask, state: Partial | None = None) -> Partial:
         """See `kernels.Kernel`."""
         meets, keys = mask.meets, (prefix.k, prefix.v, prefix.index)
         return forward(q, keys, meets, state, interpret=meets.blocks.is_interpreted)
 
-    def result(self, state: State) -> tuple[jax.Array, jax.Array]:
+    def result(self, state: Partial) -> tuple[jax.Array, jax.Array]:
         """See `kernels.Kernel`."""
         return _by_tokens(state.out), _by_tokens(state.lse)
 
-    def rows(self, cotangent: Cotangent, q: jax.Array) -> Rows:
+    def rows(self, cotangent: Cotangent, q: jax.Array) -> QueryRows:
         """See `kernels.Kernel`."""
         given = cotangent.dout_TNH.astype(q.dtype), cotangent.lse_TN, cotangent.summary
-        return Rows(*(_by_heads(x, q.shape[0]) for x in given))
+        return QueryRows(*(_by_heads(x, q.shape[0]) for x in given))
 
     def no_gradient(self, q: jax.Array, meets: Meets) -> jax.Array:
         """See `kernels.Kernel`: a part of each core, [P, K, G, T, H]."""
@@ -71,7 +71,7 @@ class PallasKernel:
         q: jax.Array,
         prefix: Prefix,
         mask: Mask,
-        rows: Rows,
+        rows: QueryRows,
         gradients: Gradients,
         dq: jax.Array | None = None,
     ) -> tuple[jax.Array, Gradients]:

@@ -15,7 +15,7 @@ from sppo_jax.config.data import DataConfig
 from sppo_jax.data.cache.left_out import NO_TOKENS, Tally, as_facts, of_facts
 from sppo_jax.data.cache.store import Writer, name_of, named_entry, read_entry, user_directory
 from sppo_jax.data.forms.megatron import Index, document_ends, index_beside
-from sppo_jax.data.rows.corpus import Corpus, Spans, corpus_of
+from sppo_jax.data.rows.corpus import Corpus, DocumentSpans, corpus_of
 from sppo_jax.data.storage.folders import File, Place, unchanged, unreadable
 from sppo_jax.data.storage.parts import caches
 from sppo_jax.data.storage.progress import Progress
@@ -70,7 +70,7 @@ def load_tokens(config: DataConfig, source: str, files: Sequence[File], vocab_si
     return corpora
 
 
-def known_spans(config: DataConfig, files: Sequence[File]) -> list[Spans] | None:
+def known_spans(config: DataConfig, files: Sequence[File]) -> list[DocumentSpans] | None:
     """Returns the documents of each file of tokens; of files that were never scanned, those at their beginnings.
 
     Args:
@@ -83,7 +83,7 @@ def known_spans(config: DataConfig, files: Sequence[File]) -> list[Spans] | None
     Raises:
         ValueError: a file cannot be read, or is of another kind.
     """
-    cache, found = caches(config)[0] or user_directory(), list[Spans]()
+    cache, found = caches(config)[0] or user_directory(), list[DocumentSpans]()
     for file in files:
         opening = _opening(config, file)
         entry = read_entry(cache / opening.name, opening.copied)
@@ -91,7 +91,7 @@ def known_spans(config: DataConfig, files: Sequence[File]) -> list[Spans] | None
         if ends is None:
             return None
         starts = entry.starts if entry else np.concatenate([np.zeros(min(1, len(ends)), np.int64), ends[:-1]])
-        found.append(Spans(starts, ends, [file.name], [len(ends)]))
+        found.append(DocumentSpans(starts, ends, [file.name], [len(ends)]))
     return found
 
 

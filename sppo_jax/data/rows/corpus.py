@@ -68,7 +68,7 @@ class Corpus:
         return dataclasses.replace(self, **chosen)
 
 
-class Spans(NamedTuple):
+class DocumentSpans(NamedTuple):
     """Documents of some files, of which nothing but their places is known.
 
     Args:

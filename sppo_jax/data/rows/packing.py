@@ -25,7 +25,7 @@ Pack = Literal["whole", "stream", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class PackedLayout:
     """The tokens of each sequence.
 
     Args:
@@ -47,7 +47,7 @@ class Layout:
         return len(self.firsts) - 1
 
 
-def lay_out(corpus: Corpus, *, length: int, pack: Pack, seed: int) -> Layout:
+def lay_out(corpus: Corpus, *, length: int, pack: Pack, seed: int) -> PackedLayout:
     """Gives every token of a corpus its sequence.
 
     Args:
@@ -145,7 +145,9 @@ def _cut(corpus: Corpus, order: np.ndarray, length: int, *, stream: bool) -> _Pi
     return _Pieces(sizes=out, documents=documents, offsets=offsets, num_split=num_split)
 
 
-def _laid(corpus: Corpus, order: np.ndarray, pieces: _Pieces, items: np.ndarray | None, firsts: np.ndarray) -> Layout:
+def _laid(
+    corpus: Corpus, order: np.ndarray, pieces: _Pieces, items: np.ndarray | None, firsts: np.ndarray
+) -> PackedLayout:
     """Returns the layout of pieces; `items` are the pieces in the order of the sequences, None: as they are."""
     count = len(pieces.sizes)
     begins, sizes, goes_on = np.empty(count, np.int64), np.empty(count, np.int32), np.empty(count, bool)
@@ -157,7 +159,7 @@ def _laid(corpus: Corpus, order: np.ndarray, pieces: _Pieces, items: np.ndarray 
         if pieces.offsets is not None:
             begins[block] += pieces.offsets[item]
         goes_on[block] = begins[block] + sizes[block] < corpus.ends[document]
-    return Layout(begins=begins, sizes=sizes, goes_on=goes_on, firsts=firsts, num_split=pieces.num_split)
+    return PackedLayout(begins=begins, sizes=sizes, goes_on=goes_on, firsts=firsts, num_split=pieces.num_split)
 
 
 class PackedRows:

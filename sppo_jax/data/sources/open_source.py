@@ -21,7 +21,7 @@ from sppo_jax.data.content.content import KINDS, Kind, kind_of, speaks_of_loss
 from sppo_jax.data.content.documents import TEXT_SUFFIXES
 from sppo_jax.data.content.loss_keys import ignored_key
 from sppo_jax.data.content.token_files import TOKEN_SUFFIXES, load_tokens
-from sppo_jax.data.rows.corpus import Corpus, Spans, corpus_of, join
+from sppo_jax.data.rows.corpus import Corpus, DocumentSpans, corpus_of, join
 from sppo_jax.data.sources.prompts import load_prompts, prompts_job
 from sppo_jax.data.sources.token_rows import load_token_rows, token_rows_job
 from sppo_jax.data.sources.tokenizing import tokenize
@@ -78,7 +78,7 @@ def jobs_of(
 
 def known_spans(
     config: DataConfig, source: str, encoder: Callable[[], Encoder], *, vocab_size: int, length: int
-) -> list[Spans] | None:
+) -> list[DocumentSpans] | None:
     """Returns the documents of each part of a source that `load_corpus` joins, where their places are known already.
 
     Args:
@@ -96,12 +96,14 @@ def known_spans(
     of, _ = _by_kind(config, source)
     if len(of["tokens"]) < sum(map(len, of.values())) and not (cache.is_dir() and any(cache.iterdir())):
         return None
-    found: list[Spans] = []
+    found: list[DocumentSpans] = []
     for job in _jobs(config, of, encoder, vocab_size, length):
         entry = read_entry(cache / job.name, job.dtype)
         if entry is None:
             return None
-        found.append(Spans(entry.starts, entry.ends, [file.name for file in job.files], entry.facts["documents"]))
+        found.append(
+            DocumentSpans(entry.starts, entry.ends, [file.name for file in job.files], entry.facts["documents"])
+        )
     tokens = token_files.known_spans(config, of["tokens"])
     return None if tokens is None else found + tokens
 

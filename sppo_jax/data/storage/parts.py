@@ -63,21 +63,21 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class FilePart:
     """Part `number` of `count`, from 1."""
 
     number: int
     count: int
 
 
-def parse_part(text: str) -> Part:
+def parse_part(text: str) -> FilePart:
     """Returns the part that a text such as 3/64 names.
 
     Raises:
         ValueError: the text names no part.
     """
     found = _PART.fullmatch(text)
-    part = Part(number=int(found[1]), count=int(found[2])) if found else Part(number=0, count=0)
+    part = FilePart(number=int(found[1]), count=int(found[2])) if found else FilePart(number=0, count=0)
     if not 1 <= part.number <= part.count:
         raise ValueError(f"--part must be a part and the number of parts, got {text}; write e.g. 3/64")
     return part
@@ -133,7 +133,7 @@ def _tell_of_older(job: Job, directory: Path) -> None:
             return
 
 
-def write_part(config: DataConfig, job: Job, part: Part) -> str:
+def write_part(config: DataConfig, job: Job, part: FilePart) -> str:
     """Tokenizes a part of a job into the cache; returns what was done, in words.
 
     Args:

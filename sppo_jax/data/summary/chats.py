@@ -15,7 +15,7 @@ PERCENTILES = (10, 50, 90, 99, 100)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Segment:
     """Text of consecutive tokens, all of which are learned, or none."""
 
     text: str
@@ -29,7 +29,7 @@ class Conversation:
     where: str
     noun: str
     tokens: int
-    parts: tuple[Part, ...]
+    parts: tuple[Segment, ...]
 
 
 def percentiles(data: Data) -> tuple[tuple[int, int], ...]:
@@ -54,10 +54,10 @@ def conversation_of(data: Data, seed: int) -> Conversation | None:
     return None
 
 
-def _parts(data: Data, tokens: np.ndarray, learned: np.ndarray) -> tuple[Part, ...]:
+def _parts(data: Data, tokens: np.ndarray, learned: np.ndarray) -> tuple[Segment, ...]:
     cuts = np.flatnonzero(np.diff(learned.astype(np.int8))) + 1
     runs = zip(np.split(tokens, cuts), np.split(learned, cuts), strict=True)
-    return tuple(Part(text=data.decode(run.astype(np.int64)), learned=bool(learns[0])) for run, learns in runs)
+    return tuple(Segment(text=data.decode(run.astype(np.int64)), learned=bool(learns[0])) for run, learns in runs)
 
 
 def _training(data: Data) -> list[tuple[str, Corpus]]:

@@ -12,7 +12,7 @@ import numpy as np
 from sppo_jax.config import Config
 from sppo_jax.config.data import DataConfig
 from sppo_jax.data.open import mixed, pack_corpus, with_tokenizer
-from sppo_jax.data.rows.corpus import Corpus, Spans, corpus_of, split_corpus, within
+from sppo_jax.data.rows.corpus import Corpus, DocumentSpans, corpus_of, split_corpus, within
 from sppo_jax.data.rows.packing import PackedRows
 from sppo_jax.data.rows.protocol import Rows
 from sppo_jax.data.rows.recall import RECALL
@@ -166,7 +166,7 @@ def _known_corpus(config: Config, encoder: Callable[[], Encoder], name: str, dat
     return None if spans is None else _corpus(spans)
 
 
-def _corpus(all_spans: list[Spans]) -> Corpus:
+def _corpus(all_spans: list[DocumentSpans]) -> Corpus:
     """Returns the documents of all files, or the same share of each file's where there are too many."""
     total, before = sum(len(spans.ends) for spans in all_spans), 0
     if total <= _MOST_DOCUMENTS:

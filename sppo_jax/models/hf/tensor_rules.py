@@ -15,7 +15,7 @@ import numpy as np
 
 # Reads a part of a tensor: its name, and a slice for each dim.
 ReadPart = Callable[[str, tuple[slice, ...]], np.ndarray]
-# Letters that no parameter has: gates and ups, of which `Rule.half` is one, and a dim of one element.
+# Letters that no parameter has: gates and ups, of which `TensorRule.half` is one, and a dim of one element.
 HALVES, UNIT = "g", "u"
 _SIZES = {HALVES: 2, UNIT: 1}
 # A dim of a parameter that a tensor may have as two: value heads, by key heads.
@@ -23,7 +23,7 @@ _SPLIT = {"m": ("c", "r")}
 
 
 @dataclass(frozen=True)
-class Part:
+class JoinedRows:
     """One of several parameters of unlike sizes, whose rows a tensor has behind one another in its first dim.
 
     Args:
@@ -38,7 +38,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Rule:
+class TensorRule:
     """One parameter and its counterpart.
 
     Args:
@@ -58,7 +58,7 @@ class Rule:
     layout: str
     only: str = ""
     half: int = 0
-    part: Part | None = None
+    part: JoinedRows | None = None
     of_stack: str | None = None
     layers: tuple[int, ...] = ()
 
@@ -110,7 +110,7 @@ class Rule:
 
 
 def read_parameter(
-    rule: Rule, read: ReadPart, index: Sequence[slice], sizes: Mapping[str, int], dtype: np.dtype
+    rule: TensorRule, read: ReadPart, index: Sequence[slice], sizes: Mapping[str, int], dtype: np.dtype
 ) -> np.ndarray:
     """Reads a part of a parameter, tensor by tensor, and only the bytes that are needed.
 
@@ -142,7 +142,7 @@ def _aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
 
 
 def _read_tensor(
-    rule: Rule, name: str, read: ReadPart, spans: Mapping[str, tuple[int, int]], sizes: Mapping[str, int]
+    rule: TensorRule, name: str, read: ReadPart, spans: Mapping[str, tuple[int, int]], sizes: Mapping[str, int]
 ) -> np.ndarray:
     """Reads a part of one tensor into the layout of its parameter."""
     if rule.part is not None:
@@ -166,7 +166,7 @@ def _read_tensor(
     return values.transpose([flat.index(letter) for letter in rule.letters])
 
 
-def _read_part(rule: Rule, name: str, read: ReadPart, sizes: Mapping[str, int]) -> np.ndarray:
+def _read_part(rule: TensorRule, name: str, read: ReadPart, sizes: Mapping[str, int]) -> np.ndarray:
     """Reads a parameter from its rows of a tensor, in the parameter's layout."""
     assert rule.part is not None
     sizes, rows = {**_SIZES, **sizes}, rule.rows(sizes)
@@ -181,7 +181,7 @@ def _read_part(rule: Rule, name: str, read: ReadPart, sizes: Mapping[str, int]) 
     return values.reshape([sizes[letter] for letter in rule.letters])
 
 
-def _join_parts(rules: Sequence[Rule], values: Sequence[np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
+def _join_parts(rules: Sequence[TensorRule], values: Sequence[np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
     """Brings the parameters of a tensor into its rows, one behind the other."""
     pieces = []
     for rule, value in zip(rules, values, strict=True):
@@ -193,7 +193,7 @@ def _join_parts(rules: Sequence[Rule], values: Sequence[np.ndarray], sizes: Mapp
     return np.concatenate(pieces, axis=1).reshape(rules[0].shape(sizes))
 
 
-def to_tensor(rules: Sequence[Rule], values: Sequence[np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
+def to_tensor(rules: Sequence[TensorRule], values: Sequence[np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
     """Brings the parameters of one tensor into its layout.
 
     Args:

@@ -18,47 +18,53 @@ from typing import TYPE_CHECKING, NamedTuple
 from sppo_jax.models.hf.delta import DELTA_RULES
 from sppo_jax.models.hf.experts import RULES_OF_FORM
 from sppo_jax.models.hf.form import PLAIN, Form
-from sppo_jax.models.hf.tensor_rules import Rule
+from sppo_jax.models.hf.tensor_rules import TensorRule
 
 if TYPE_CHECKING:
     from sppo_jax.config.model import ModelConfig
 
 _LAYER = "model.layers.{}."
 _BEFORE = (
-    Rule("embedding", "model.embed_tokens.weight", "v d -> v d"),
-    Rule("layers/attention_norm/scale", _LAYER + "input_layernorm.weight", "d -> d", only="norms before"),
-    Rule("layers/query", _LAYER + "self_attn.q_proj.weight", "(n h) d -> d n h", only="no output gate"),
-    Rule("layers/query", _LAYER + "self_attn.q_proj.weight", "(n g h) d -> d n h", only="output gate", half=0),
-    Rule("layers/output_gate", _LAYER + "self_attn.q_proj.weight", "(n g h) d -> d n h", only="output gate", half=1),
-    Rule("layers/key", _LAYER + "self_attn.k_proj.weight", "(k h) d -> d k h", only="attention"),
-    Rule("layers/value", _LAYER + "self_attn.v_proj.weight", "(k h) d -> d k h", only="attention"),
-    Rule("layers/query_bias", _LAYER + "self_attn.q_proj.bias", "(n h) -> n h", only="qkv_bias"),
-    Rule("layers/key_bias", _LAYER + "self_attn.k_proj.bias", "(k h) -> k h", only="qkv_bias"),
-    Rule("layers/value_bias", _LAYER + "self_attn.v_proj.bias", "(k h) -> k h", only="qkv_bias"),
-    Rule("layers/query_norm/scale", _LAYER + "self_attn.q_norm.weight", "h -> h", only="qk_norm"),
-    Rule("layers/key_norm/scale", _LAYER + "self_attn.k_norm.weight", "h -> h", only="qk_norm"),
-    Rule("layers/query_norm/scale", _LAYER + "self_attn.q_norm.weight", "a -> a", only="qk_norm over heads"),
-    Rule("layers/key_norm/scale", _LAYER + "self_attn.k_norm.weight", "b -> b", only="qk_norm over heads"),
-    Rule("layers/output", _LAYER + "self_attn.o_proj.weight", "d (n h) -> n h d", only="attention"),
-    Rule("layers/output_bias", _LAYER + "self_attn.o_proj.bias", "d -> d", only="output_bias"),
-    Rule("layers/sinks", _LAYER + "self_attn.sinks", "n -> n", only="sinks"),
-    Rule("layers/mlp_norm/scale", _LAYER + "post_attention_layernorm.weight", "d -> d", only="two norms before"),
-    Rule("layers/attention_out_norm/scale", _LAYER + "post_attention_layernorm.weight", "d -> d", only="norms behind"),
-    Rule("layers/mlp_norm/scale", _LAYER + "pre_feedforward_layernorm.weight", "d -> d", only="four norms"),
-    Rule("layers/mlp_out_norm/scale", _LAYER + "post_feedforward_layernorm.weight", "d -> d", only="norms behind"),
-    Rule("layers/gate", _LAYER + "mlp.gate_proj.weight", "f d -> d f", only="mlp"),
-    Rule("layers/up", _LAYER + "mlp.up_proj.weight", "f d -> d f", only="mlp"),
-    Rule("layers/down", _LAYER + "mlp.down_proj.weight", "d f -> f d", only="mlp"),
+    TensorRule("embedding", "model.embed_tokens.weight", "v d -> v d"),
+    TensorRule("layers/attention_norm/scale", _LAYER + "input_layernorm.weight", "d -> d", only="norms before"),
+    TensorRule("layers/query", _LAYER + "self_attn.q_proj.weight", "(n h) d -> d n h", only="no output gate"),
+    TensorRule("layers/query", _LAYER + "self_attn.q_proj.weight", "(n g h) d -> d n h", only="output gate", half=0),
+    TensorRule(
+        "layers/output_gate", _LAYER + "self_attn.q_proj.weight", "(n g h) d -> d n h", only="output gate", half=1
+    ),
+    TensorRule("layers/key", _LAYER + "self_attn.k_proj.weight", "(k h) d -> d k h", only="attention"),
+    TensorRule("layers/value", _LAYER + "self_attn.v_proj.weight", "(k h) d -> d k h", only="attention"),
+    TensorRule("layers/query_bias", _LAYER + "self_attn.q_proj.bias", "(n h) -> n h", only="qkv_bias"),
+    TensorRule("layers/key_bias", _LAYER + "self_attn.k_proj.bias", "(k h) -> k h", only="qkv_bias"),
+    TensorRule("layers/value_bias", _LAYER + "self_attn.v_proj.bias", "(k h) -> k h", only="qkv_bias"),
+    TensorRule("layers/query_norm/scale", _LAYER + "self_attn.q_norm.weight", "h -> h", only="qk_norm"),
+    TensorRule("layers/key_norm/scale", _LAYER + "self_attn.k_norm.weight", "h -> h", only="qk_norm"),
+    TensorRule("layers/query_norm/scale", _LAYER + "self_attn.q_norm.weight", "a -> a", only="qk_norm over heads"),
+    TensorRule("layers/key_norm/scale", _LAYER + "self_attn.k_norm.weight", "b -> b", only="qk_norm over heads"),
+    TensorRule("layers/output", _LAYER + "self_attn.o_proj.weight", "d (n h) -> n h d", only="attention"),
+    TensorRule("layers/output_bias", _LAYER + "self_attn.o_proj.bias", "d -> d", only="output_bias"),
+    TensorRule("layers/sinks", _LAYER + "self_attn.sinks", "n -> n", only="sinks"),
+    TensorRule("layers/mlp_norm/scale", _LAYER + "post_attention_layernorm.weight", "d -> d", only="two norms before"),
+    TensorRule(
+        "layers/attention_out_norm/scale", _LAYER + "post_attention_layernorm.weight", "d -> d", only="norms behind"
+    ),
+    TensorRule("layers/mlp_norm/scale", _LAYER + "pre_feedforward_layernorm.weight", "d -> d", only="four norms"),
+    TensorRule(
+        "layers/mlp_out_norm/scale", _LAYER + "post_feedforward_layernorm.weight", "d -> d", only="norms behind"
+    ),
+    TensorRule("layers/gate", _LAYER + "mlp.gate_proj.weight", "f d -> d f", only="mlp"),
+    TensorRule("layers/up", _LAYER + "mlp.up_proj.weight", "f d -> d f", only="mlp"),
+    TensorRule("layers/down", _LAYER + "mlp.down_proj.weight", "d f -> f d", only="mlp"),
 )
 _AFTER = (
-    Rule("final_norm/scale", "model.norm.weight", "d -> d"),
-    Rule("head", "lm_head.weight", "v d -> d v", only="untied"),
+    TensorRule("final_norm/scale", "model.norm.weight", "d -> d"),
+    TensorRule("head", "lm_head.weight", "v d -> d v", only="untied"),
 )
 # Tensors that say nothing new: buffers of old checkpoints.
 NO_PARAMETERS = re.compile(r".*\.rotary_emb\.inv_freq$")
 
 
-class Place(NamedTuple):
+class TensorSlot(NamedTuple):
     """A tensor and what it holds.
 
     Args:
@@ -68,7 +74,7 @@ class Place(NamedTuple):
     """
 
     name: str
-    rules: tuple[Rule, ...]
+    rules: tuple[TensorRule, ...]
     index: tuple[int, ...]
 
 
@@ -100,7 +106,7 @@ def parts_of(model: ModelConfig) -> dict[str, bool]:
     }
 
 
-def rules_for(model: ModelConfig, form: Form = PLAIN) -> dict[str, Rule]:
+def rules_for(model: ModelConfig, form: Form = PLAIN) -> dict[str, TensorRule]:
     """Returns the rules of a model's parameters, by their paths.
 
     Args:
@@ -119,7 +125,7 @@ def rules_for(model: ModelConfig, form: Form = PLAIN) -> dict[str, Rule]:
     return {rule.ours: rule for rule in (*before, *of_layers, *after)}
 
 
-def _of_stack(rule: Rule, name: str, layers: list[int]) -> Rule:
+def _of_stack(rule: TensorRule, name: str, layers: list[int]) -> TensorRule:
     return replace(rule, ours=rule.ours.replace("layers/", f"layers/{name}/", 1), of_stack=name, layers=tuple(layers))
 
 
@@ -168,7 +174,7 @@ def tensor_shapes(model: ModelConfig, form: Form = PLAIN) -> dict[str, tuple[int
     return {place.name: place.rules[0].shape(sizes[place.rules[0].of_stack]) for place in found}
 
 
-def places(model: ModelConfig, form: Form = PLAIN) -> Iterator[Place]:
+def places(model: ModelConfig, form: Form = PLAIN) -> Iterator[TensorSlot]:
     """Yields every tensor of a model, layer by layer and expert by expert: the order in which they are written.
 
     Args:
@@ -186,15 +192,15 @@ def places(model: ModelConfig, form: Form = PLAIN) -> Iterator[Place]:
     yield from _within(model, rules[layered[-1] + 1 :], ())
 
 
-def _within(model: ModelConfig, rules: list[Rule], index: tuple[int, ...]) -> Iterator[Place]:
+def _within(model: ModelConfig, rules: list[TensorRule], index: tuple[int, ...]) -> Iterator[TensorSlot]:
     """Yields the tensors of some rules at an index of their first stacked dims."""
-    by_name: dict[str, list[Rule]] = {}
+    by_name: dict[str, list[TensorRule]] = {}
     for rule in rules:
         by_name.setdefault(rule.theirs, []).append(rule)
     groups = itertools.groupby(by_name.values(), lambda of_name: len(of_name[0].stack) > len(index))
     for is_deeper, run in groups:
         if not is_deeper:
-            yield from (Place(of_name[0].name(index), tuple(of_name), index) for of_name in run)
+            yield from (TensorSlot(of_name[0].name(index), tuple(of_name), index) for of_name in run)
             continue
         deeper = [rule for of_name in run for rule in of_name]
         size = sizes_of(model, deeper[0].of_stack)[deeper[0].stack[len(index)]]

@@ -29,7 +29,7 @@ from sppo_jax.models.hf.form import Form
 from sppo_jax.models.hf.read import path_name, shapes_by_path
 from sppo_jax.models.hf.sets import INDEX, WEIGHTS
 from sppo_jax.models.hf.tensor_rules import to_tensor
-from sppo_jax.models.hf.tensors import Place, parameter_shapes, places, sizes_of, tensor_shapes
+from sppo_jax.models.hf.tensors import TensorSlot, parameter_shapes, places, sizes_of, tensor_shapes
 from sppo_jax.models.hf.tokenizer import copy_tokenizer, set_length
 from sppo_jax.processes.stopping import removed_if_stopped
 
@@ -197,7 +197,7 @@ def _write_tensors(
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _tensor(place: Place, leaves: Mapping[str, jax.Array], sizes: Mapping[str, int]) -> np.ndarray:
+def _tensor(place: TensorSlot, leaves: Mapping[str, jax.Array], sizes: Mapping[str, int]) -> np.ndarray:
     return to_tensor(place.rules, [_fetch(leaves[rule.ours], place.index) for rule in place.rules], sizes)
 
 

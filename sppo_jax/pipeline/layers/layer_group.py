@@ -22,7 +22,7 @@ from sppo_jax.mixers.mixer import Operands
 from sppo_jax.models.stacks import of_stack
 from sppo_jax.pipeline.block import Projected
 from sppo_jax.pipeline.kinds import WHOLE, At, run_layers, with_part
-from sppo_jax.pipeline.layers.stage import Again, Memory, Splits, Stage, Sums, Unit, rest_names
+from sppo_jax.pipeline.layers.stage import Again, Memory, Splits, Stage, Sums, UnitOnDevice, rest_names
 from sppo_jax.pipeline.pasts import states as mixing
 from sppo_jax.pipeline.pasts import tails
 from sppo_jax.pipeline.stash.buffers import STATE, StashLayout, chunk_entries
@@ -30,7 +30,7 @@ from sppo_jax.pipeline.when import when
 from sppo_jax.program.stash import StashClass
 
 
-def forward(stage: Stage, unit: Unit, x_TD, memory: Memory, split: Split, stash=None, held=None, early=None):
+def forward(stage: Stage, unit: UnitOnDevice, x_TD, memory: Memory, split: Split, stash=None, held=None, early=None):
     """Runs a group of layers on a chunk.
 
     Args:
@@ -176,7 +176,7 @@ def _with_outputs_of(saved, attends, attend: Callable) -> tuple[jax.Array, jax.A
         return when(attends, lambda _: attend(), (saved["out"], saved["lse"]))
 
 
-def _at_its_group(stage: Stage, unit: Unit, run: Callable, carry, *held, name: str = "pattern"):
+def _at_its_group(stage: Stage, unit: UnitOnDevice, run: Callable, carry, *held, name: str = "pattern"):
     """Returns `run(stage, carry)` with the layers of the unit's group; `held` is held back until the end.
 
     Each pattern has a loop of at most one iteration, see `when`: so all groups of a pass are one loop of ticks, whose
@@ -195,7 +195,9 @@ def _at_its_group(stage: Stage, unit: Unit, run: Callable, carry, *held, name: s
     return carry, held
 
 
-def backward(stage: Stage, unit: Unit, dy_TD, caches: tuple[Cache, ...], sums: Sums, splits: Splits, stash, held=None):
+def backward(
+    stage: Stage, unit: UnitOnDevice, dy_TD, caches: tuple[Cache, ...], sums: Sums, splits: Splits, stash, held=None
+):
     """Runs a group of layers backward on a chunk, after the later chunks of the sequence.
 
     Keys and values of a chunk may be written again here, layer by layer; see `Stage.writes_late`.
@@ -244,7 +246,9 @@ def backward(stage: Stage, unit: Unit, dy_TD, caches: tuple[Cache, ...], sums: S
     return dx_TD, written[0] if writes else caches, sums, held if early is None else early
 
 
-def rebuild(stage: Stage, unit: Unit, caches: tuple[Cache, ...], split: Split, stash, behind=None) -> tuple[Cache, ...]:
+def rebuild(
+    stage: Stage, unit: UnitOnDevice, caches: tuple[Cache, ...], split: Split, stash, behind=None
+) -> tuple[Cache, ...]:
     """Writes the keys and values of a chunk in a group of layers again.
 
     They are in its stash, or are computed from the layer inputs there.

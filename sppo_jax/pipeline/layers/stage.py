@@ -149,7 +149,7 @@ class Stage:
         """Returns where the layers of a stack lie in a slot, which is a group's number where weights are resident."""
         return self.layers.row(stack, slot) if self.is_resident else slot
 
-    def layer_weights(self, unit: "Unit", at: At, x: jax.Array) -> Weights:
+    def layer_weights(self, unit: "UnitOnDevice", at: At, x: jax.Array) -> Weights:
         """Picks one layer's weights; `x` is what the layer works on.
 
         Layers of several kinds are no loop, and a compiler would pick the weights of all of them at once. So those with
@@ -283,7 +283,7 @@ class LayerShapes(NamedTuple):
     after: Residuals | None
 
 
-class Unit(NamedTuple):
+class UnitOnDevice(NamedTuple):
     """This device's unit of a tick: group of layers and its slots, chunk in the cache, positions, stash slot.
 
     The chunk has masks for each window of the layers. The pattern of the group's layers is an int where it is known.

@@ -17,7 +17,7 @@ from sppo_jax.attention.tags import Tags
 from sppo_jax.pipeline import units, vocabulary
 from sppo_jax.pipeline.layers import layer_group
 from sppo_jax.pipeline.layers import stage as stages
-from sppo_jax.pipeline.mechanism import Mechanism, Tick
+from sppo_jax.pipeline.mechanism import Mechanism, TickOnDevice
 from sppo_jax.pipeline.mechanisms.stash import Stash
 from sppo_jax.pipeline.run import Run
 from sppo_jax.pipeline.stash.buffers import HostPlace, Pieces
@@ -64,7 +64,7 @@ class Prefixes(Mechanism):
             return cls(caches)
         return cls(caches, tuple(_zeros((program.num_grad_slots, *shape), grad_dtype) for shape in shapes))
 
-    def start(self, run: Run, tick: Tick, state: Any) -> Pieces | None:
+    def start(self, run: Run, tick: TickOnDevice, state: Any) -> Pieces | None:
         """Fetches what the next tick's rebuild needs from the stash."""
         name = tick.spec.prefixes.refetch
         if name is None:
@@ -75,11 +75,11 @@ class Prefixes(Mechanism):
         place = HostPlace(tick.row_to_fetch("prefixes.refetch_row"), tick.row_to_fetch("prefixes.refetch_short"))
         return layout.fetch_again(state.stash.host[name], place)
 
-    def arrive(self, run: Run, tick: Tick, coming: Pieces | None) -> "Prefixes":
+    def arrive(self, run: Run, tick: TickOnDevice, coming: Pieces | None) -> "Prefixes":
         """Keeps what was fetched for the next rebuild."""
         return replace(self, refetched=coming)
 
-    def rebuilt(self, run: Run, tick: Tick, stage: stages.Stage, stash: Stash, tags: Tags) -> "Prefixes":
+    def rebuilt(self, run: Run, tick: TickOnDevice, stage: stages.Stage, stash: Stash, tags: Tags) -> "Prefixes":
         """Writes the keys and values of this stage's chunk in the group of layers before again, if the tick does so."""
         of_class = tick.spec.prefixes.rebuild
         if of_class is None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from sppo_jax.pipeline.mechanism import Mechanism, Tick
+from sppo_jax.pipeline.mechanism import Mechanism, TickOnDevice
 from sppo_jax.pipeline.run import Run
 from sppo_jax.pipeline.stash.buffers import Arrays, HostPlace, Pieces, StashLayout
 from sppo_jax.program.stash import StashClass
@@ -40,7 +40,7 @@ class Stash(Mechanism):
             }
         return cls({name: layout.kept_buffers() for name, layout in layouts.items()}, host)
 
-    def before(self, run: Run, tick: Tick) -> "Stash":
+    def before(self, run: Run, tick: TickOnDevice) -> "Stash":
         """Writes what the compute tick before has stashed to the host."""
         name = tick.spec.stash.write
         if name is None:
@@ -50,7 +50,7 @@ class Stash(Mechanism):
         written = run.layout(name).write_host(self.host[name], place, self.part)
         return replace(self, host={**self.host, name: written}, part=None)
 
-    def start(self, run: Run, tick: Tick, state: Any) -> Pieces | None:
+    def start(self, run: Run, tick: TickOnDevice, state: Any) -> Pieces | None:
         """Fetches the stash of the next backward."""
         name = tick.spec.stash.fetch
         if name is None:
@@ -58,11 +58,11 @@ class Stash(Mechanism):
         place = HostPlace(tick.row_to_fetch("stash.fetch_row"), tick.row_to_fetch("stash.fetch_short"))
         return run.layout(name).fetch_host(self.host[name], place)
 
-    def arrive(self, run: Run, tick: Tick, coming: Pieces | None) -> "Stash":
+    def arrive(self, run: Run, tick: TickOnDevice, coming: Pieces | None) -> "Stash":
         """Keeps what was fetched for the next backward."""
         return replace(self, fetched=coming)
 
-    def sent(self, tick: Tick) -> dict[StashClass, Pieces] | None:
+    def sent(self, tick: TickOnDevice) -> dict[StashClass, Pieces] | None:
         """Returns the buffer that the tick has written."""
         name = tick.spec.stash.write
         return None if name is None else {name: self.host[name]}
@@ -71,7 +71,7 @@ class Stash(Mechanism):
         """Returns the stash with the buffer that was written."""
         return replace(self, host={**self.host, **sent})
 
-    def to_fill(self, run: Run, tick: Tick) -> tuple[StashLayout, Arrays, Pieces | None] | None:
+    def to_fill(self, run: Run, tick: TickOnDevice) -> tuple[StashLayout, Arrays, Pieces | None] | None:
         """Returns what a forward fills: the layout, the buffers on the device and the part for the host."""
         name = tick.spec.stash.own
         if name is None:
@@ -79,7 +79,7 @@ class Stash(Mechanism):
         layout = run.layout(name)
         return layout, self.kept[name], layout.host_part() if name.uses_host else None
 
-    def with_filled(self, tick: Tick, filled: tuple[Arrays, Pieces | None] | tuple[()]) -> "Stash":
+    def with_filled(self, tick: TickOnDevice, filled: tuple[Arrays, Pieces | None] | tuple[()]) -> "Stash":
         """Returns the stash with what a forward has filled."""
         name = tick.spec.stash.own
         if name is None:
@@ -87,7 +87,7 @@ class Stash(Mechanism):
         kept, part = filled  # type: ignore[misc]
         return replace(self, kept={**self.kept, name: kept}, part=part)
 
-    def to_use(self, run: Run, tick: Tick) -> tuple[StashLayout, Arrays, Pieces | None]:
+    def to_use(self, run: Run, tick: TickOnDevice) -> tuple[StashLayout, Arrays, Pieces | None]:
         """Returns what a backward uses: the layout, the buffers on the device and what was fetched."""
         name = tick.spec.stash.own
         assert name is not None, "a backward has a stash"

@@ -16,7 +16,7 @@ from jax import lax
 from sppo_jax.arrays import buffers
 from sppo_jax.compat import to_device, to_host
 from sppo_jax.pipeline import vocabulary
-from sppo_jax.pipeline.mechanism import Mechanism, Tick
+from sppo_jax.pipeline.mechanism import Mechanism, TickOnDevice
 from sppo_jax.pipeline.run import Run
 
 
@@ -46,22 +46,22 @@ class WaitingRoom(Mechanism):
         )
         return cls(slots, to_host(rows) if program.num_rows else rows)
 
-    def start(self, run: Run, tick: Tick, state: Any) -> jax.Array | None:
+    def start(self, run: Run, tick: TickOnDevice, state: Any) -> jax.Array | None:
         """Fetches what the next compute tick needs."""
         if not tick.spec.waiting.take:
             return None
         number = tick.row_to_fetch("waiting.take_row")
         return to_device(buffers.read_slot(self.rows, number))
 
-    def comes_early(self, run: Run, tick: Tick) -> bool:
+    def comes_early(self, run: Run, tick: TickOnDevice) -> bool:
         """Returns whether a group has one layer: behind it nothing would be left for what is written next."""
         return tick.spec.waiting.put is not None and run.stage.num_layers == 1
 
-    def arrive(self, run: Run, tick: Tick, coming: jax.Array | None) -> "WaitingRoom":
+    def arrive(self, run: Run, tick: TickOnDevice, coming: jax.Array | None) -> "WaitingRoom":
         """Keeps what was fetched for the next compute tick."""
         return replace(self, taken=coming)
 
-    def after(self, run: Run, tick: Tick) -> "WaitingRoom":
+    def after(self, run: Run, tick: TickOnDevice) -> "WaitingRoom":
         """Writes what came in the compute tick before, behind the fetch of this tick."""
         if tick.spec.waiting.put is None:
             return self
@@ -74,7 +74,7 @@ class WaitingRoom(Mechanism):
         arrived_TD = tick.x_TD if tick.spec.waiting.put == "F" else tick.dx_TD
         return replace(self, rows=buffers.write_slot(rows, number, to_host(arrived_TD)))
 
-    def sent(self, tick: Tick) -> jax.Array | None:
+    def sent(self, tick: TickOnDevice) -> jax.Array | None:
         """Returns the rows on the host, if the tick has written one."""
         return None if tick.spec.waiting.put is None else self.rows
 
@@ -82,7 +82,7 @@ class WaitingRoom(Mechanism):
         """Returns the room with these rows."""
         return replace(self, rows=sent)
 
-    def input(self, run: Run, tick: Tick, register_TD: jax.Array) -> jax.Array:
+    def input(self, run: Run, tick: TickOnDevice, register_TD: jax.Array) -> jax.Array:
         """Returns what came to this stage for its chunk: from the register, or from here."""
         me, size = vocabulary.stage_index(run.num_stages), tick.spec.tokens
         if tick.spec.waiting.waited:
@@ -94,7 +94,7 @@ class WaitingRoom(Mechanism):
             return register_TD[:size]
         return jnp.where(tick.mine("waiting.waits", me) == 1, waited_TD, register_TD[:size])
 
-    def let_in(self, run: Run, tick: Tick, register_TD: jax.Array) -> "WaitingRoom":
+    def let_in(self, run: Run, tick: TickOnDevice, register_TD: jax.Array) -> "WaitingRoom":
         """Takes what has just come to this stage: to the trash slot where it need not wait on the device."""
         if not run.program.waiting.num_slots:
             return self

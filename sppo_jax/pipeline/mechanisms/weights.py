@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from sppo_jax.arrays.dtypes import accumulator
-from sppo_jax.pipeline.mechanism import Mechanism, Tick
+from sppo_jax.pipeline.mechanism import Mechanism, TickOnDevice
 from sppo_jax.pipeline.params.host_layers import HostLayers
 from sppo_jax.pipeline.run import Run
 from sppo_jax.pipeline.when import when
@@ -65,7 +65,7 @@ class LayerWeights(Mechanism):
             return cls(gathered, sums, totals)
         return cls(gathered, sums, totals, sharded.incoming(), sharded.leaving())
 
-    def before(self, run: Run, tick: Tick) -> "LayerWeights":
+    def before(self, run: Run, tick: TickOnDevice) -> "LayerWeights":
         """Gathers the weights of the group of layers whose turn begins, if one does, on all stages at once."""
         if not tick.spec.weights.gathers:
             return self
@@ -78,7 +78,7 @@ class LayerWeights(Mechanism):
             )
         return replace(self, gathered=gathered)
 
-    def start(self, run: Run, tick: Tick, state: Any) -> Coming | None:
+    def start(self, run: Run, tick: TickOnDevice, state: Any) -> Coming | None:
         """Starts the copies of a part of weights from the host, and (B) of a part of gradients to it."""
         if not tick.spec.weights.streams:
             return None
@@ -89,7 +89,7 @@ class LayerWeights(Mechanism):
             sums = run.sharded.write(self.totals.sums, self.leaving, *place)
         return Coming(weights, sums)
 
-    def arrive(self, run: Run, tick: Tick, coming: Coming | None) -> "LayerWeights":
+    def arrive(self, run: Run, tick: TickOnDevice, coming: Coming | None) -> "LayerWeights":
         """Puts a part of weights in its place."""
         if coming is None:
             return self
@@ -97,14 +97,14 @@ class LayerWeights(Mechanism):
         arrived = replace(self, incoming=incoming)
         return arrived if coming.sums is None else replace(arrived, totals=self.totals._replace(sums=coming.sums))
 
-    def after(self, run: Run, tick: Tick) -> "LayerWeights":
+    def after(self, run: Run, tick: TickOnDevice) -> "LayerWeights":
         """Adds up the gradients of the group of layers whose turn ends, if one does, on all stages at once."""
         if not tick.spec.weights.scatters:
             return self
         with jax.named_scope("scatter_turn"):
             return self._scatter_and_flush(run, tick) if tick.spec.weights.streams else self._scatter(run, tick)
 
-    def _scatter(self, run: Run, tick: Tick) -> "LayerWeights":
+    def _scatter(self, run: Run, tick: TickOnDevice) -> "LayerWeights":
         group, slot = tick.row["weights.scatter_group"][0], tick.row["weights.scatter_slot"][0]
 
         def change(carried):
@@ -113,7 +113,7 @@ class LayerWeights(Mechanism):
         totals, sums = when(tick.row["weights.scatters"], change, (self.totals, self.sums))
         return replace(self, totals=totals, sums=sums)
 
-    def _scatter_and_flush(self, run: Run, tick: Tick) -> "LayerWeights":
+    def _scatter_and_flush(self, run: Run, tick: TickOnDevice) -> "LayerWeights":
         """Adds them up where they leave for the host; those of the turn before have left by then."""
         group, slot = tick.row["weights.scatter_group"][0], tick.row["weights.scatter_slot"][0]
         left_group, left = tick.row["weights.left_group"][0], tick.row["weights.left"][0]

@@ -1,6 +1,6 @@
 """Parameters between steps: every device of a stage owns an even share of each parameter, its moments and its gradient.
 
-`plan.spread` says where a parameter is cut. A dim that the devices do not divide is stored with zeros behind it. No
+`program.spread` says where a parameter is cut. A dim that the devices do not divide is stored with zeros behind it. No
 step changes these zeros, because their gradients are zeros. A step gathers the parameters in the compute dtype and cuts
 the zeros off.
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from sppo_jax.arrays import buffers
 from sppo_jax.mixers import heads
-from sppo_jax.mixers.mixer import Operands, Place, StateMixer
+from sppo_jax.mixers.mixer import Operands, StateMixer, TokenRun
 
 
 class StateShape(NamedTuple):
@@ -40,7 +40,7 @@ class StateUnit(NamedTuple):
         is_active: whether there is a unit.
     """
 
-    places: dict[int, Place]
+    places: dict[int, TokenRun]
     slot: jax.Array
     grad_slot: jax.Array
     is_first: jax.Array
@@ -111,13 +111,13 @@ def state_shape(mixer: StateMixer, operands: Operands, num_members: int) -> Stat
     """Traces a mixer abstractly on operands of all heads."""
     num_tokens = jax.tree.leaves(operands.heads)[0].shape[0]
     numbers = jax.ShapeDtypeStruct((num_tokens,), jnp.int32), jax.ShapeDtypeStruct((mixer.reach,), jnp.int32)
-    place = Place(*numbers, jax.ShapeDtypeStruct((), jnp.int32))
+    place = TokenRun(*numbers, jax.ShapeDtypeStruct((), jnp.int32))
     out, _ = jax.eval_shape(lambda o, p: mixer.mix(o, mixer.empty_state(o), p), operands, place)
     state = jax.eval_shape(lambda: empty_state(mixer, operands, num_members))
     return StateShape(state, jax.ShapeDtypeStruct(out.shape[1:], out.dtype))
 
 
-def chunk_place(documents_RS: jax.Array, start, length, size: int, reach: int) -> Place:
+def chunk_place(documents_RS: jax.Array, start, length, size: int, reach: int) -> TokenRun:
     """Returns the place of a chunk.
 
     Args:
@@ -132,10 +132,12 @@ def chunk_place(documents_RS: jax.Array, start, length, size: int, reach: int) -
     before = start - reach + jnp.arange(reach, dtype=jnp.int32)
     at = jnp.maximum(before, 0)
     before_W = jnp.where(before >= 0, documents_RS[at % num_ring, at // num_ring], -1)
-    return Place(documents_T, before_W, jnp.sum(documents_T >= 0, dtype=jnp.int32))
+    return TokenRun(documents_T, before_W, jnp.sum(documents_T >= 0, dtype=jnp.int32))
 
 
-def forward(mixer: StateMixer, operands: Operands, state: Any, place: Place, num_members: int) -> tuple[jax.Array, Any]:
+def forward(
+    mixer: StateMixer, operands: Operands, state: Any, place: TokenRun, num_members: int
+) -> tuple[jax.Array, Any]:
     """Mixes a chunk.
 
     Args:
@@ -154,7 +156,7 @@ def forward(mixer: StateMixer, operands: Operands, state: Any, place: Place, num
 
 
 def vjp(
-    mixer: StateMixer, operands: Operands, state: Any, place: Place, num_members: int
+    mixer: StateMixer, operands: Operands, state: Any, place: TokenRun, num_members: int
 ) -> tuple[jax.Array, Callable]:
     """Mixes a chunk again; arguments as `forward`.
 

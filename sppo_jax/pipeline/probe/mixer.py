@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sppo_jax.mixers.mixer import Operands, Place, StateMixer
+from sppo_jax.mixers.mixer import Operands, StateMixer, TokenRun
 from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.probe.refusal import close, refuse, shape_text
 
@@ -39,7 +39,7 @@ class _Tried(NamedTuple):
         """Returns out and state as numpy arrays; `before` are documents of the tokens before."""
         reach = self.mixer.reach
         before_W = np.concatenate([np.full(reach, -1), np.asarray(before, int)])[len(before) :][:reach]
-        place = Place(*(np.asarray(x, np.int32) for x in (documents, before_W, np.sum(np.asarray(documents) >= 0))))
+        place = TokenRun(*(np.asarray(x, np.int32) for x in (documents, before_W, np.sum(np.asarray(documents) >= 0))))
         state = self.mixer.empty_state(operands) if state is None else state
         # Arrays of numpy: each operation of jax outside of the jit would be compiled by itself.
         return jax.tree.map(np.asarray, self.run(operands, state, place))

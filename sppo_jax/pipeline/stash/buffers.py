@@ -42,7 +42,7 @@ class HostPlace(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Entry:
+class StashEntry:
     """One array a layer stashes: its shape for one layer and how many of its first rows go to the host.
 
     Layers of several kinds share an entry where they stash an array of one name and one shape.
@@ -114,7 +114,7 @@ class StashLayout:
             all slots between them.
     """
 
-    entries: dict[str, Entry]
+    entries: dict[str, StashEntry]
     num_layers: int
     num_slots: int
     has_short_rows: bool = False
@@ -206,7 +206,7 @@ class StashLayout:
                 places[name], first = (first, shape), first + entry.num_layers * shape[0]
         return places
 
-    def _lines_of(self, counts: Callable[[Entry], bool]) -> int:
+    def _lines_of(self, counts: Callable[[StashEntry], bool]) -> int:
         """Lines of some entries of all layers."""
         found = [(self.entries[key], shape) for key, (_, shape) in self._lines().items()]
         return sum(entry.num_layers * shape[0] for entry, shape in found if counts(entry))
@@ -288,7 +288,7 @@ def chunk_entries(
     shapes: Mapping[str | None, dict[str, jax.ShapeDtypeStruct]],
     groups: Sequence[Sequence[str | None]],
     again: Callable[[str | None, str], bool] = lambda kind, name: False,
-) -> dict[str, Entry]:
+) -> dict[str, StashEntry]:
     """Returns the entry of each stashed array, with the number of its rows that go to the host.
 
     Args:
@@ -305,11 +305,11 @@ def chunk_entries(
     for kind, of_kind in shapes.items():
         for name, value in of_kind.items():
             having.setdefault((name, value.shape or (1,), value.dtype, again(kind, name)), []).append(kind)
-    entries: dict[str, Entry] = {}
+    entries: dict[str, StashEntry] = {}
     for (name, shape, dtype, is_again), found in having.items():
         key = name if name not in entries else f"{name}.{found[0]}"
         moves = stash.host_inputs > 0 if name in TAILS else stash.host_rest and not name.startswith(STATE)
         host_rows = rows.get(name, shape[0] if moves else 0)
         num_layers = max(sum(kind in found for kind in kinds) for kinds in groups)
-        entries[key] = Entry(name, shape, dtype, host_rows, tuple(found), num_layers, is_again)
+        entries[key] = StashEntry(name, shape, dtype, host_rows, tuple(found), num_layers, is_again)
     return entries

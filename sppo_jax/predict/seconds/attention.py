@@ -8,7 +8,7 @@ from sppo_jax.hardware import Cluster
 from sppo_jax.hardware.attention_rates import WAYS
 from sppo_jax.hardware.measured_figures import block_pairs
 from sppo_jax.models.counts import chunk_pairs
-from sppo_jax.predict.seconds.documents import Attended
+from sppo_jax.predict.seconds.documents import PairCounts
 from sppo_jax.predict.seconds.tpu_attention import TpuCall, tpu_pairs
 from sppo_jax.program.ring import Ring
 
@@ -57,7 +57,7 @@ class Costs(Protocol):
     def has_bundles(self) -> bool: ...
 
     @property
-    def attended(self) -> Attended | None: ...
+    def attended(self) -> PairCounts | None: ...
 
     @property
     def backward_queries(self) -> int: ...

@@ -29,7 +29,7 @@ of the function. Every function takes the same arguments:
     tokens: tokens of the chunk.
     padded: tokens of the tick, where it is longer than the chunk; else at most `tokens`.
     reach: tokens of the sequence up to the end of the tick's furthest chunk, where that is another one.
-    has_ends: whether the tick may meet the vocabulary (`plan.table.TickShape`).
+    has_ends: whether the tick may meet the vocabulary (`schedule.table.TickShape`).
 """
 
 import math
@@ -47,7 +47,7 @@ from sppo_jax.plan.parts import MeshShape, cache_head_dim
 from sppo_jax.predict.experts import ExpertWork, expert_work
 from sppo_jax.predict.seconds import elementwise
 from sppo_jax.predict.seconds.attention import AttentionOfKind, attention_seconds
-from sppo_jax.predict.seconds.documents import Attended
+from sppo_jax.predict.seconds.documents import PairCounts
 from sppo_jax.predict.stage_params import stage_params, table_params
 from sppo_jax.predict.states import StateWork, state_work
 from sppo_jax.program.ring import AttentionShape, Ring, mixed_shape
@@ -118,7 +118,7 @@ class Recompute(NamedTuple):
     layers: float = 0.0
 
 
-class Weights(NamedTuple):
+class WeightsPlace(NamedTuple):
     """Where the weights of a stage are during a step.
 
     Attributes:
@@ -132,7 +132,7 @@ class Weights(NamedTuple):
     on_host: bool = False
 
 
-_RESIDENT = Weights()
+_RESIDENT = WeightsPlace()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +184,7 @@ class CostModel:
     experts: ExpertWork | None = None
     with_experts: float = 1
     states: StateWork | None = None
-    attended: Attended | None = None
+    attended: PairCounts | None = None
     backward_queries: int = 0
 
     def seconds(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
@@ -537,7 +537,7 @@ class CostModel:
 
 
 def cost_model(
-    model: ModelConfig, cluster: Cluster, stage: StageShape, recompute: Recompute, weights: Weights = _RESIDENT
+    model: ModelConfig, cluster: Cluster, stage: StageShape, recompute: Recompute, weights: WeightsPlace = _RESIDENT
 ) -> CostModel:
     """Returns the seconds of units of a model on a mesh.
 

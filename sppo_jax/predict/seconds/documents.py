@@ -24,7 +24,7 @@ _MOST_COUNTED = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attended:
+class PairCounts:
     """The pairs of a query and a key within one document, by the place of the query in a sequence.
 
     Args:
@@ -83,10 +83,10 @@ class Documents:
 
     mean_tokens: float
     attended: float
-    rows: tuple[Attended, ...]
+    rows: tuple[PairCounts, ...]
 
     @cached_property
-    def mean(self) -> Attended:
+    def mean(self) -> PairCounts:
         """The mean of all sequences."""
         return self._mixed(np.full((1, NUM_ROWS), 1 / NUM_ROWS))[0]
 
@@ -113,12 +113,12 @@ class Documents:
     def _of_slowest(self) -> dict[tuple[int, int], Documents]:
         return {}
 
-    def _mixed(self, weights: np.ndarray) -> tuple[Attended, ...]:
+    def _mixed(self, weights: np.ndarray) -> tuple[PairCounts, ...]:
         """Returns means of the groups by some weights, [num_means, NUM_ROWS]."""
         first = self.rows[0]
         mixed = {window: (weights @ [row.shares[window] for row in self.rows]).tolist() for window in first.shares}
         return tuple(
-            Attended(length=first.length, shares={window: tuple(values[number]) for window, values in mixed.items()})
+            PairCounts(length=first.length, shares={window: tuple(values[number]) for window, values in mixed.items()})
             for number in range(len(weights))
         )
 
@@ -174,7 +174,7 @@ def documents_of(sources: Sequence[Packed], model: ModelConfig, length: int) -> 
     whole = _pairs(np.array([length], float), kinds, length).item()
     windows = list(dict.fromkeys(kind.window for kind in kinds))
     rows = [
-        Attended(length=length, shares={window: tuple(row) for window, row in zip(windows, of_group, strict=True)})
+        PairCounts(length=length, shares={window: tuple(row) for window, row in zip(windows, of_group, strict=True)})
         for of_group in np.tensordot(in_group, cells[order], 1).tolist()
     ]
     # A model without attention has no pairs.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sppo_jax.hardware import Device
 from sppo_jax.hardware.tpu_chips import BLOCK_KEYS, STEP_S, TPU_CHIPS, block_keys, block_queries
 from sppo_jax.models.counts import chunk_pairs
-from sppo_jax.predict.seconds.documents import Attended
+from sppo_jax.predict.seconds.documents import PairCounts
 
 
 class TpuCall(NamedTuple):
@@ -31,7 +31,7 @@ class TpuCall(NamedTuple):
 
 
 def tpu_pairs(
-    device: Device, call: TpuCall, attended: Attended | None = None
+    device: Device, call: TpuCall, attended: PairCounts | None = None
 ) -> Callable[[int, int], tuple[float, float]]:
     """Returns the (query, key) pairs that the kernel takes the time of for a chunk, forward and backward.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sppo_jax.data.chat.controls import control_line
 from sppo_jax.data.chat.thoughts import thoughts_line
-from sppo_jax.data.summary.chats import Conversation, Part
+from sppo_jax.data.summary.chats import Conversation, Segment
 from sppo_jax.data.summary.summary import Summary
 from sppo_jax.data.tokens.learned import Learned
 
@@ -53,7 +53,7 @@ def _shown(conversation: Conversation, *, colour: bool) -> str:
     return f"{title}\n" + "\n".join(f"  {line}".rstrip() for line in text.split("\n"))
 
 
-def _marked(part: Part, *, colour: bool) -> str:
+def _marked(part: Segment, *, colour: bool) -> str:
     text = _printable(_shortened(part.text))
     if not part.learned:
         return text

@@ -77,7 +77,7 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class Marker:
     """A vertical line across a panel at a value of the horizontal axis, with a text for the pointer."""
 
     x: float
@@ -114,7 +114,7 @@ class Panel:
     x: Axis
     y: Axis
     series: Sequence[Series]
-    rules: Sequence[Rule] = ()
+    rules: Sequence[Marker] = ()
 
     @property
     def top(self) -> int:

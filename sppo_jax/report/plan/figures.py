@@ -15,7 +15,7 @@ from sppo_jax.predict.seconds.costs import CostModel, without_scores
 from sppo_jax.predict.seconds.documents import Documents
 from sppo_jax.predict.seconds.simulate import Simulation, simulate
 from sppo_jax.predict.shape import MemoryShape
-from sppo_jax.report.plan.occupancy import Copy, UnitBytes, host_copies, rebuilt_bytes, unit_bytes, waiting_copies
+from sppo_jax.report.plan.occupancy import UnitBytes, UnitCopy, host_copies, rebuilt_bytes, unit_bytes, waiting_copies
 from sppo_jax.schedule.outline import first_rounds
 from sppo_jax.schedule.table import Table, TickShape, Unit
 from sppo_jax.search.evaluate import costs_of, documents_step_s, shape_of_plan
@@ -113,7 +113,7 @@ class Figures:
     mfu: float | None
     link_busy_s: tuple[float, float]
     stashed: UnitBytes
-    copies: tuple[Copy, ...]
+    copies: tuple[UnitCopy, ...]
     num_steps: int
     stall_s: float | str = AUTO
     documents: Documents | None = None
@@ -129,7 +129,7 @@ class Figures:
     def num_devices(self) -> int:
         return self.plan.mesh.num_devices
 
-    def copy_s(self, copy: Copy) -> float:
+    def copy_s(self, copy: UnitCopy) -> float:
         """Returns the seconds a copy keeps the link to the host busy."""
         return copy.size_bytes / self.cluster.host_link_bytes_s
 
@@ -193,7 +193,7 @@ def _documents_step_s(plan: Plan, config: Config, documents: Documents, cluster:
     return documents_step_s(plan, config, documents, cluster) if known_s is None else known_s
 
 
-def _copies(table: Table, shape: MemoryShape, stash: StashPlan) -> tuple[Copy, ...]:
+def _copies(table: Table, shape: MemoryShape, stash: StashPlan) -> tuple[UnitCopy, ...]:
     sizes, rebuilt = unit_bytes(table, shape, stash, moved=True), rebuilt_bytes(table, shape, stash)
     return tuple(host_copies(table, sizes, rebuilt, stash.kv) + waiting_copies(table, shape, stash))
 
@@ -296,7 +296,7 @@ def _unit_counts(table: Table) -> Counter[tuple[str, int, TickShape]]:
     return counts
 
 
-def _link_busy_s(table: Table, copies: Iterable[Copy], cluster: Cluster) -> tuple[float, float]:
+def _link_busy_s(table: Table, copies: Iterable[UnitCopy], cluster: Cluster) -> tuple[float, float]:
     """Returns the seconds for which the busiest device copies to its host, and back."""
     ticks, rounds, moved = table.unit_ticks, table.tick_rounds, Counter[tuple[bool, int]]()
     for copy in copies:

@@ -17,7 +17,7 @@ UnitBytes = dict[UnitKey, tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copy:
+class UnitCopy:
     """One unit's activations, or its input, on their way to the host or back.
 
     Args:
@@ -78,8 +78,8 @@ def rebuilt_bytes(table: Table, shape: MemoryShape, stash: StashPlan) -> dict[Un
     return {key: refetch_bytes(classes[bundles[diagonal]], shape, stash) for key, diagonal in diagonals}
 
 
-def host_copies(table: Table, sizes: UnitBytes, rebuilt: dict[UnitKey, int], kv_place: str) -> list[Copy]:
-    """Returns all copies of a step, each with the tick beside which it runs; see `program._copies`.
+def host_copies(table: Table, sizes: UnitBytes, rebuilt: dict[UnitKey, int], kv_place: str) -> list[UnitCopy]:
+    """Returns all copies of a step, each with the tick beside which it runs; see `program.stash.StashRows`.
 
     Args:
         table: the schedule.
@@ -98,22 +98,22 @@ def host_copies(table: Table, sizes: UnitBytes, rebuilt: dict[UnitKey, int], kv_
         behind = {"F": after, "B": before}.get(unit.kind, {}).get(tick)
         if size and behind is not None:
             stage = unit.virtual_stage % table.num_stages
-            copies.append(Copy(tick=behind, stage=stage, out=unit.kind == "F", size_bytes=size, unit=unit))
+            copies.append(UnitCopy(tick=behind, stage=stage, out=unit.kind == "F", size_bytes=size, unit=unit))
     for (sequence, chunk, virtual_stage), size in rebuilt.items():
         if not size or virtual_stage >= table.num_virtual_stages - table.num_stages:
             continue
         tick = table.unit_ticks[Unit("B", sequence, chunk, virtual_stage + table.num_stages)]
         behind = refetching_tick(table, tick)
         unit, stage = Unit("F", sequence, chunk, virtual_stage), virtual_stage % table.num_stages
-        copies.append(Copy(tick=behind, stage=stage, out=False, size_bytes=size, unit=unit))
+        copies.append(UnitCopy(tick=behind, stage=stage, out=False, size_bytes=size, unit=unit))
     return copies
 
 
-def waiting_copies(table: Table, shape: MemoryShape, stash: StashPlan) -> list[Copy]:
+def waiting_copies(table: Table, shape: MemoryShape, stash: StashPlan) -> list[UnitCopy]:
     """Returns the copies of chunks that wait on the host between two groups of layers."""
     size_bytes = waiting.chunk_bytes(table, shape)
     return [
-        Copy(tick=tick, stage=table.waits_at(unit), out=out, size_bytes=size_bytes, unit=unit)
+        UnitCopy(tick=tick, stage=table.waits_at(unit), out=out, size_bytes=size_bytes, unit=unit)
         for tick, unit, out in waiting.copies(table, stash)
     ]
 

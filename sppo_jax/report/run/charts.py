@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sppo_jax.report.draw.chart import Axis, Panel, Rule, Series
+from sppo_jax.report.draw.chart import Axis, Marker, Panel, Series
 from sppo_jax.report.run.figures import Point, RunFigures, series, smooth, thin
 from sppo_jax.report.run.run_files import number
 from sppo_jax.report.run.speed import is_alike
@@ -259,9 +259,9 @@ def _rows_with_loss(figures: RunFigures) -> Iterator[tuple[Point, Mapping[str, A
             yield Point(step=row["step"], value=value), row
 
 
-def _resumes(figures: RunFigures) -> list[Rule]:
+def _resumes(figures: RunFigures) -> list[Marker]:
     last = figures.step
-    return [Rule(x=step, title=f"resumed from step {step:,.0f}") for step in figures.resumes if step <= last]
+    return [Marker(x=step, title=f"resumed from step {step:,.0f}") for step in figures.resumes if step <= last]
 
 
 def _top(points: Sequence[Point], held_out: Sequence[float]) -> float:

@@ -34,7 +34,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Validation:
+class ShownValidation:
     """One validation: loss, loss by position, and how many of the held-out sequences it measured.
 
     The numbers of sequences are None where the line does not have them: a run of an older version, or a task whose
@@ -54,7 +54,7 @@ class Validation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recall:
+class ShownRecall:
     """Shares of the answers found at one validation, by distance in tokens."""
 
     step: int
@@ -99,7 +99,7 @@ def thin(points: Sequence[Point], num_points: int = 400) -> list[Point]:
     return found
 
 
-def validations(rows: Iterable[Mapping[str, Any]]) -> list[Validation]:
+def validations(rows: Iterable[Mapping[str, Any]]) -> list[ShownValidation]:
     """Returns the validations of a run whose loss is finite."""
     found = []
     for row in rows:
@@ -108,7 +108,7 @@ def validations(rows: Iterable[Mapping[str, Any]]) -> list[Validation]:
             buckets = [_bucket(entry) for entry in _entries(row, "validation_loss_by_position")]
             whole = sorted((bucket for bucket in buckets if bucket), key=lambda bucket: bucket.first)
             counts = {key: _whole(row, f"validation_{key}") for key in ("num_sequences", "num_held_out")}
-            found.append(Validation(step=row["step"], loss=loss, buckets=tuple(whole), **counts))
+            found.append(ShownValidation(step=row["step"], loss=loss, buckets=tuple(whole), **counts))
     return found
 
 
@@ -122,7 +122,7 @@ def _whole(row: Mapping[str, Any], key: str) -> int | None:
     return None if value is None else int(value)
 
 
-def recalls(rows: Iterable[Mapping[str, Any]]) -> list[Recall]:
+def recalls(rows: Iterable[Mapping[str, Any]]) -> list[ShownRecall]:
     """Returns the recall by distance of the validations that measured it."""
     found = []
     for row in rows:
@@ -133,7 +133,7 @@ def recalls(rows: Iterable[Mapping[str, Any]]) -> list[Recall]:
         )
         if pairs:
             distances, accuracies = zip(*pairs, strict=True)
-            found.append(Recall(step=row["step"], distances=tuple(map(int, distances)), accuracies=accuracies))
+            found.append(ShownRecall(step=row["step"], distances=tuple(map(int, distances)), accuracies=accuracies))
     return found
 
 
@@ -157,9 +157,9 @@ class RunFigures:
     data: RunData
     status: Status
     loss: tuple[Point, ...]
-    validations: tuple[Validation, ...]
+    validations: tuple[ShownValidation, ...]
     not_finite: tuple[int, ...]
-    recalls: tuple[Recall, ...]
+    recalls: tuple[ShownRecall, ...]
     parts_s: dict[str, float]
 
     @property
@@ -187,7 +187,7 @@ class RunFigures:
         return [step for event in self.of_kind("resume") if (step := number(event, "step")) is not None]
 
     @property
-    def best(self) -> Validation | None:
+    def best(self) -> ShownValidation | None:
         """The validation of lowest loss among those that measured what the last one did."""
         held_out = self.validations
         alike = [each for each in held_out if each.num_sequences == held_out[-1].num_sequences]

@@ -11,7 +11,7 @@ from sppo_jax.files.format_bytes import NOT_FINITE, format_bytes
 from sppo_jax.plan.plan import Plan
 from sppo_jax.report.draw.chart import count_text
 from sppo_jax.report.plan.words import seconds, settings_of
-from sppo_jax.report.run.figures import Point, RunFigures, Validation, duration
+from sppo_jax.report.run.figures import Point, RunFigures, ShownValidation, duration
 from sppo_jax.report.run.run_files import number
 from sppo_jax.report.run.speed import is_alike, speed_text
 
@@ -220,7 +220,7 @@ def _broken(figures: RunFigures) -> int | None:
     return next((step for step in figures.not_finite[-1:] if step > finite), None)
 
 
-def _of_held_out(validation: Validation) -> str:
+def _of_held_out(validation: ShownValidation) -> str:
     """Says how many of the held-out sequences a validation measured, where its line says that."""
     if validation.num_sequences is None or validation.num_held_out is None:
         return ""

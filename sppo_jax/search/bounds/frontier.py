@@ -25,7 +25,7 @@ _TIES_BOUNDED, _TIES_TRIED = 128, 6
 _FEWER_SHAPES_TRIED = 6
 
 
-class Family(NamedTuple):
+class CandidateFamily(NamedTuple):
     """The candidates of a layout that share places, dtype, and their least memory as far as it is known.
 
     Attributes:
@@ -80,7 +80,7 @@ ALL = Filter()
 # one bounded from all of its chunks, whose way of keys and values is decided; one that was simulated and fits, for the
 # mean sequence first, then for the documents.
 Open = Candidate | Outcome
-Item = Family | Open
+Item = CandidateFamily | Open
 
 
 def candidate_of(what: Open) -> Candidate:
@@ -106,7 +106,7 @@ class Frontier:
         self.options = place_options(request.config)
         self.seconds = LeastSeconds(request)
         self.num_considered = 0
-        self.families: list[Family] = []
+        self.families: list[CandidateFamily] = []
         self.too_large: list[TooLarge] = []
         self.sized: list[Sized] = []  # those that do not fit
         self.tried: list[Outcome] = []  # those that fit
@@ -153,7 +153,7 @@ class Frontier:
                 alike.setdefault(partition.holds, []).append(partition)
             shared, span = tuple(tuple(one) for one in alike.values()), span_of(members)
             for places in self.options:
-                family = Family(layout, places, trial.kv_grad_dtype, shared)
+                family = CandidateFamily(layout, places, trial.kv_grad_dtype, shared)
                 self.families.append(family)
                 self.push(self.rank_of_layout(layout, places, span), family)
             self.num_considered += len(members) * len(self.options)
@@ -204,18 +204,20 @@ class Frontier:
 
     def near(self, limit_s: float) -> list[tuple[float, Open]]:
         """Returns the candidates of bounds up to a limit, each with its bound, or its outcome if simulated."""
-        closed = [item for item in self._heap if isinstance(item[2], Family) and item[0] <= limit_s]
+        closed = [item for item in self._heap if isinstance(item[2], CandidateFamily) and item[0] <= limit_s]
         taken = {item[1] for item in closed}
         self._heap = [item for item in self._heap if item[1] not in taken]
         heapq.heapify(self._heap)
         for bound, _, what in closed:
             self._refine(bound, what)
-        return [(bound, what) for bound, _, what in self._heap if not isinstance(what, Family) and bound <= limit_s]
+        return [
+            (bound, what) for bound, _, what in self._heap if not isinstance(what, CandidateFamily) and bound <= limit_s
+        ]
 
     def that_may_fit(self, of: Callable[[Layout], bool]) -> Iterator[Candidate]:
         """Yields the candidates of some layouts that are not refuted by their least memory."""
         for _, _, what in self._heap:
-            if not isinstance(what, Family):
+            if not isinstance(what, CandidateFamily):
                 if of(candidate_of(what).layout):
                     yield candidate_of(what)
                 continue
@@ -265,7 +267,7 @@ class Frontier:
 
     def next_by_rank(self, count: int) -> list[Candidate]:
         """Returns the first candidates of the heap, as far as layouts are open."""
-        found = ((bound, number, what) for bound, number, what in self._heap if not isinstance(what, Family))
+        found = ((bound, number, what) for bound, number, what in self._heap if not isinstance(what, CandidateFamily))
         return [candidate_of(what) for _, _, what in heapq.nsmallest(count, found, key=lambda one: one[:2])]
 
     def any_that_fits(self) -> Outcome | None:
@@ -284,7 +286,7 @@ class Frontier:
             return None
 
     def _refine(self, bound: float, what: Item) -> None:
-        if isinstance(what, Family):
+        if isinstance(what, CandidateFamily):
             self.attempt(self._open, what)
         elif isinstance(what, Candidate) and what.kv:
             self.attempt(self.simulate, bound, what)
@@ -292,7 +294,7 @@ class Frontier:
             for least_s, candidate in self.attempt(self.bounded, what) or ():
                 self.push(max(bound, least_s), candidate)
 
-    def _open(self, family: Family) -> None:
+    def _open(self, family: CandidateFamily) -> None:
         for alike in family.partitions:
             excess = self.least_excess(alike[0], family.places, family.kv_grad_dtype)
             candidates = self._candidates(family, alike)
@@ -302,7 +304,7 @@ class Frontier:
             for candidate in candidates:
                 self.push(self.rank_of_uncut(candidate, excess), candidate)
 
-    def _candidates(self, family: Family, alike: tuple[Partition, ...]) -> Iterator[Candidate]:
+    def _candidates(self, family: CandidateFamily, alike: tuple[Partition, ...]) -> Iterator[Candidate]:
         return (Candidate(one, family.places, self.alpha, family.kv_grad_dtype) for one in alike)
 
     def _drop(self, excess: float, candidate: Candidate) -> None:
@@ -322,7 +324,7 @@ class Frontier:
                 aside.append(item)
             elif isinstance(what, Outcome) and what.step_s > bound:
                 self.push(what.step_s, what)
-            elif not isinstance(what, Family) and is_done(what):
+            elif not isinstance(what, CandidateFamily) and is_done(what):
                 found = bound, what
             else:
                 self._refine(bound, what)
@@ -333,7 +335,7 @@ class Frontier:
     def _is_of(self, of: Filter, what: Item) -> bool:
         if of is ALL:
             return True
-        if isinstance(what, Family):
+        if isinstance(what, CandidateFamily):
             return of.layout(what.layout)
         candidate = candidate_of(what)
         return of.layout(candidate.layout) and of.candidate(candidate)

@@ -12,7 +12,7 @@ from sppo_jax.hardware.tpu_chips import TPU_CHIPS
 from sppo_jax.models.state_counts import has_attention, state_counts, state_heads
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.group_layers import most_layers
-from sppo_jax.predict.seconds.costs import CostModel, Recompute, StageShape, Weights, cost_model
+from sppo_jax.predict.seconds.costs import CostModel, Recompute, StageShape, WeightsPlace, cost_model
 from sppo_jax.predict.seconds.documents import Documents
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, divisors, has_tails
@@ -38,7 +38,7 @@ class Layout:
         split: sequence parallelism.
         interleave: virtual stages of a stage.
         layers: layers of a virtual stage.
-        weights: what a device holds of its stage's layers during a step; see `plan.Plan`.
+        weights: what a device holds of its stage's layers during a step; see `plan.plan.Plan`.
     """
 
     request: Request = field(repr=False)
@@ -158,7 +158,7 @@ class Layout:
             counts = collective_counts(self.interleave, self.sequences // wave if wave else 1)
             again = counts[0] / self.interleave - 1, counts[1] / self.interleave - 1
         gathered = self.weights == "gathered"
-        weights = Weights(again=again, gathers_tables=gathered, on_host=request.way.optimizer == "host")
+        weights = WeightsPlace(again=again, gathers_tables=gathered, on_host=request.way.optimizer == "host")
         costs = cost_model(request.config.model, request.cluster, stage, recompute, weights)
         return costs if self.documents is None else replace(costs, attended=self.documents.mean)
 

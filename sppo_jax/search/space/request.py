@@ -66,7 +66,7 @@ class Request:
         table: the table given by hand, and its text, if any.
         way: what a plan does before it has a layout.
         documents: how documents lie in sequences, if the plan is for these; None: for sequences of one document each.
-        backward_queries: see `plan.Plan`.
+        backward_queries: see `plan.plan.Plan`.
     """
 
     config: Config

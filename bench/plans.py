@@ -24,7 +24,9 @@ from bench.blocks import write_block
 from bench.documents import KINDS, drawn
 from bench.rows import load_rows
 from bench.shipped import CONFIGS, GIB
-from sppo_jax.config import Config, load_config
+from bench.shipped import names as shipped_names
+from bench.waits import config_of
+from sppo_jax.config import Config
 from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.seconds.documents import Documents
 from sppo_jax.search.evaluate import costs_of, documents_step_s, memory_of, simulation_of
@@ -64,6 +66,7 @@ def asked_for_a_plan(folder: Path, name: str) -> tuple[Plan, float]:
     """Return the plan that `sppo plan` of a checkout prints for today's config, and the CPU seconds it takes."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     words = [sys.executable, "-m", "sppo_jax.cli", "plan", str(CONFIGS / f"{name}.yaml"), "--json"]
+    words += ["--cluster", str(config_of(name).hardware.cluster)]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     ran = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -73,7 +76,7 @@ def asked_for_a_plan(folder: Path, name: str) -> tuple[Plan, float]:
 
 def measure(name: str, folder: Path) -> dict[str, Any]:
     """Plan a config with an older version and with this one, for each kind of documents."""
-    config = load_config(CONFIGS / f"{name}.yaml")
+    config = config_of(name)
     old, old_s = asked_for_a_plan(folder, name)
     new, new_s = asked_for_a_plan(HERE.parent, name)
     kinds = kinds_of(config)
@@ -101,8 +104,8 @@ def _cells(one: dict[str, Any]) -> list[str]:
 
 
 def names() -> list[str]:
-    """Return all configs that are shipped."""
-    return [path.stem for path in sorted(CONFIGS.glob("*.yaml"))]
+    """Return the configs that are planned; one that names no devices is for eight H100."""
+    return [*shipped_names(), "llama3-8b-128k-8gpu"]
 
 
 def main(words: Sequence[str] | None = None) -> int:

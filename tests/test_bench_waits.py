@@ -1,6 +1,6 @@
 """Predicted and compiled waits for host copies: the table is of today's planner, and rows are compiled one by one."""
 
-from bench import rows, waits
+from bench import plans, rows, waits
 from bench.blocks import read_block
 
 
@@ -28,3 +28,12 @@ def test_rows_are_saved_as_they_end(tmp_path):
     assert [len(before) for before in seen] == [0, 1, 2]
     rows.compile_rows(["one", "two", "other"], ["tw"], compiled, path)
     assert len(seen) == 4 and rows.load_rows(path)["two"] == {"name": "two"}
+
+
+def test_the_table_of_plans_is_of_the_stored_rows():
+    rows_of_plans = plans.load_rows(plans.RESULTS)
+    assert read_block(plans.DOCUMENT, "plans") == plans.table(rows_of_plans) and set(rows_of_plans) <= set(
+        plans.names()
+    )
+    name, row = next(iter(rows_of_plans.items()))
+    assert plans.table({name: {**row, "before": row["after"]}}) != plans.table({name: row})

@@ -41,7 +41,7 @@ from typing import NamedTuple
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
-from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, head_flops, layer_costs, num_tables
+from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, chunk_pairs, head_flops, layer_costs, num_tables
 from sppo_jax.models.state_counts import state_counts
 from sppo_jax.plan.parts import MeshShape, cache_head_dim
 from sppo_jax.predict.experts import ExpertWork, expert_work
@@ -653,7 +653,7 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
         (attention_seconds(costs, one, kind), one.share * one.kv_width / width, one.window) for one in costs.attention
     ]
     # Each block of queries reads all keys before it.
-    block = costs.backward_queries * costs.ring.members if kind == "B" else 0
+    block, attended = costs.backward_queries * costs.ring.members if kind == "B" else 0, costs.attended
 
     def seconds(start: int, tokens: int, padded: int = 0, reach: int = 0, has_ends: bool = True) -> float:
         end = start + tokens
@@ -665,7 +665,9 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
             # Of the prefix a window reads its own keys alone.
             keys = share * (tokens + window if window and window < start else end)
             if block and tokens > block and not window:
-                attention_s += once[0] * share * (tokens / block - 1) * (start + tokens / 2)
+                # Before the chunk are the keys of its first document alone.
+                left = attended.pairs(start, tokens) / chunk_pairs(start, tokens) if attended else 1.0
+                attention_s += once[0] * share * (tokens / block - 1) * (left * start + tokens / 2)
             read += keys
             if runs_again and window and not recomputed:
                 attention_s += (again[0] - once[0]) * keys

@@ -5,5 +5,9 @@ from setuptools import find_packages, setup
 setup(
     packages=[*find_packages(include=["sppo_jax*"]), "sppo_jax.configs"],
     package_dir={"sppo_jax.configs": "configs"},
-    package_data={"sppo_jax.configs": ["*.yaml", "recipes/*.yaml"], "sppo_jax.flex": ["*.csv"]},
+    package_data={
+        "sppo_jax.configs": ["*.yaml", "recipes/*.yaml"],
+        "sppo_jax.flex": ["*.csv"],
+        "sppo_jax.check": ["*.json"],
+    },
 )

@@ -35,6 +35,7 @@ def sppo(site, folder, *words):
 
 
 def test_the_wheel_plans_a_shipped_config_outside_the_checkout(site, tmp_path):
+    assert (site / "sppo_jax" / "check" / "losses.json").exists()
     assert {path.name for path in (site / "sppo_jax" / "configs").rglob("*.yaml")} == {
         path.name for path in (ROOT / "configs").rglob("*.yaml")
     }

@@ -166,7 +166,8 @@ def test_measured_figures_take_the_place_of_the_datasheet(tmp_path):
 
 def test_figures_of_another_device_are_refused(tmp_path):
     with pytest.raises(
-        ValueError, match="the plan is for, h100, got .*profile.json, measured on h200; run sppo profile on h100"
+        ValueError,
+        match="the plan is for, h100, got .*profile.json, measured on h200; run sppo profile or sppo check on h100",
     ):
         measured(DEVICES["h100"], write(tmp_path, PROFILE))
 

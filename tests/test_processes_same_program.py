@@ -25,7 +25,7 @@ def test_the_first_fact_that_differs_is_named():
     assert differing_fact(posts(FACTS, FACTS)) == ""
     line = differing_fact(posts(FACTS, {**FACTS, "NCCL": "2.28.3"}))
     assert line.startswith(
-        "all processes must have the same NCCL, got 2.28.3 in process 1 on node1 and 2.29.1 in process 0"
+        "processes of one program must have the same NCCL, got 2.28.3 in process 1 on node1 and 2.29.1 in process 0"
     )
     missing = differing_fact(posts(FACTS, {"jax": "0.12.0", "device memory": "77300000000"}))
     assert "got none in process 1" in missing

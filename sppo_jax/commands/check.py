@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from sppo_jax.commands.command import (
     FAILED,
     Parser,
     load,
+    num_simulated_devices,
     simulate,
     some_path,
 )
@@ -37,7 +37,7 @@ from sppo_jax.search.make import make_plan, resolve_cluster
 def run(words: Sequence[str]) -> int:
     """Checks, and prints a line for each row; returns the exit code."""
     args = _parser().parse_intermixed_args(words)
-    num_simulated = _num_simulated(args.devices)
+    num_simulated = num_simulated_devices(args.devices)
     if args.overrides and not args.config:
         raise ValueError(f"settings must follow a config, got {args.overrides[0]}; name the config first")
     check_outputs(Output(option="--out", path=args.out, kind=CHECKED), inputs=[args.config and Path(args.config)])
@@ -57,16 +57,6 @@ def _parser() -> Parser:
     parser.add_argument("--no-collectives", action="store_true", help="leave out what devices send to each other")
     parser.add_argument("--out", type=some_path, help="the JSON file of all figures, which hardware.measured reads")
     return parser
-
-
-def _num_simulated(text: str) -> int:
-    """Returns the number of devices to simulate; 0: use the devices present."""
-    if text == "auto":
-        return 0
-    found = re.fullmatch(r"cpu:([1-9]\d*)", text)
-    if not found:
-        raise ValueError(f"--devices must be auto or cpu:N with N at least 1, got {text!r}; write e.g. cpu:4")
-    return int(found[1])
 
 
 def _given(args: Namespace, num_simulated: int) -> Config | None:

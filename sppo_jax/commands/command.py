@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -48,6 +49,20 @@ def some_path(text: str) -> Path:
         return local_path(text, "the path")
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def num_simulated_devices(text: str) -> int:
+    """Returns how many devices `--devices` asks to simulate; 0: use the devices present.
+
+    Raises:
+        ValueError: the text is neither "auto" nor "cpu:N".
+    """
+    if text == "auto":
+        return 0
+    found = re.fullmatch(r"cpu:([1-9]\d*)", text)
+    if not found:
+        raise ValueError(f"--devices must be auto or cpu:N with N at least 1, got {text!r}; write e.g. cpu:4")
+    return int(found[1])
 
 
 def positive(text: str) -> int:

@@ -1,11 +1,10 @@
 """`sppo profile`: measures the devices present, for the planner."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from sppo_jax.check.small import own_settings
-from sppo_jax.commands.command import DONE, Parser, some_path
+from sppo_jax.commands.command import DONE, Parser, num_simulated_devices, some_path
 from sppo_jax.commands.outputs import FIGURES, Output, check_outputs
 from sppo_jax.commands.shipped import find_config
 from sppo_jax.config import config_from_dict, load_config
@@ -26,7 +25,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--config", type=some_path, help="a config whose model gives the shape of the layers")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller sizes, shorter runs")
     args = parser.parse_args(words)
-    num_simulated = _read_devices(args.devices)
+    num_simulated = num_simulated_devices(args.devices)
     check_outputs(Output(option="--out", path=args.out, kind=FIGURES), inputs=[args.config])
     model = load_config(find_config(str(args.config))).model if args.config else None
     if num_simulated:
@@ -49,16 +48,6 @@ def run(words: Sequence[str]) -> int:
         f"\n{_table(profile)}\n\nwrote {args.out}; hardware.measured={args.out} makes the planner use these figures"
     )
     return DONE
-
-
-def _read_devices(text: str) -> int:
-    """Returns the number of devices to simulate; 0: use the devices present."""
-    if text == "auto":
-        return 0
-    found = re.fullmatch(r"cpu:([1-9]\d*)", text)
-    if not found:
-        raise ValueError(f"--devices must be auto or cpu:N with N at least 1, got {text!r}; write e.g. cpu:2")
-    return int(found[1])
 
 
 def _table(profile: Profile) -> str:

@@ -92,8 +92,8 @@ def differing_fact(posts: Sequence[Mapping[str, Any]]) -> str:
             ours, theirs = (facts.get(name, "none") for facts in (first, post["facts"]))
             if not _is_alike(name, ours, theirs):
                 return (
-                    f"all processes must have the same {name}, got {theirs} in process {process} on {post['host']} and "
-                    f"{ours} in process 0; install and set the same on all hosts"
+                    f"processes of one program must have the same {name}, got {theirs} in process {process} "
+                    f"on {post['host']} and {ours} in process 0; install and set the same on all hosts"
                 )
     return ""
 

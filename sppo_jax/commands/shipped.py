@@ -8,6 +8,8 @@ import warnings
 from itertools import takewhile
 from pathlib import Path
 
+from sppo_jax.files.paths import local_path
+
 _PACKAGE = Path(__file__).parents[1]
 # In an installed package; in a checkout.
 _FOLDERS = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
@@ -28,9 +30,9 @@ def find_config(name: str) -> str:
         name: a path; the file's name alone, or with a folder of shipped configs, names what is shipped.
 
     Raises:
-        ValueError: there is neither; names the nearest shipped configs.
+        ValueError: there is neither, or the name is an address; names the nearest shipped configs.
     """
-    path, configs = Path(name), shipped_configs()
+    path, configs = local_path(name, "a config"), shipped_configs()
     shipped = configs.get(path.name)
     if path.exists() or path.is_symlink():
         if shipped and path.parent == Path() and not path.samefile(shipped):

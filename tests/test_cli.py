@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -311,6 +312,9 @@ def test_train_follows_a_given_plan_on_devices_of_its_own(config, tmp_path, caps
     )
     assert done.returncode == 0, done.stderr
     assert "step 2/2" in done.stdout and "validation loss" in done.stdout
+    # What `sppo plan` says comes first, and each step has what fine-tuning asks for first.
+    assert done.stdout.startswith("4 layers, 16 wide, 64 tokens per step, on cpu:1x2 (2 devices)\n  verdict")
+    assert "Plan, and why" in done.stdout and re.search(r"step 2/2  loss \S+  accuracy \S+%  norm ", done.stdout)
     plan = Plan.from_json((tmp_path / "run" / "plan.json").read_text())
     assert plan.chunk_lengths == (32, 32)
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2

@@ -15,6 +15,7 @@ from sppo_jax.search.make import make_plan
 
 pytest.importorskip("jinja2")
 from chat_cases import PLAIN
+from hf_folders import write_folder
 
 ROWS = [
     [{"role": "user", "content": "cat\x1b"}, {"role": "assistant", "content": "tree"}],
@@ -54,6 +55,19 @@ def test_shares_are_those_of_the_sequences(settings):
     assert line.startswith(f"trained tokens per second: {wanted * 256 / step_s:,.0f} of {256 / step_s:,.0f} places")
     sizes = sorted(np.concatenate([one.training.corpus.ends - one.training.corpus.starts for one in data.sources]))
     assert summary.percentiles[1] == (50, sizes[3]) and summary.percentiles[-1] == (100, sizes[-1])
+
+
+def test_rows_of_tokens_are_rows_and_words_where_the_model_has_a_tokenizer(tmp_path, settings):
+    write_folder(tmp_path / "hf")
+    rows = [{"input_ids": [40, 41, 42, 43], "labels": [-100, -100, 42, 43]}] * 8
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = settings | {"data": {"source": str(tmp_path / "rows.jsonl"), "cache": str(tmp_path / "cache")}}
+    config = config_from_dict(given | {"model": {"hf": str(tmp_path / "hf")}})
+    counts, shown = learned_text(summarize(config, open_data(config)), colour=False)
+    assert "rows read" in counts and "conversation" not in counts
+    assert shown.startswith("A row of ") and shown.splitlines()[1] == "  H I[[J K]]"
+    (tmp_path / "hf" / "tokenizer.json").unlink()
+    assert learned_text(summarize(config, open_data(config)), colour=False)[1].splitlines()[1] == "  40 41[[42 43]]"
 
 
 @pytest.mark.parametrize("colour", [True, False])

@@ -87,6 +87,7 @@ def test_every_kind_of_command_is_known():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # an environment is filled from the package index
 @pytest.mark.parametrize("how", ["clone", "wheel"])
 def test_every_command_of_the_first_pages_works(environment, how, tmp_path):
     python = environment / "venv" / "bin" / "python"

@@ -26,7 +26,7 @@ def test_the_trace_has_steps_phases_and_ticks(tmp_path, capsys):
     [
         (["small.yaml", "--steps", "0"], "--steps must be in 1..100, got 0"),
         (["small.yaml", "--out", "small.yaml"], "--out must be a directory that can be made, got small.yaml"),
-        (["gone.yaml"], "a config must be a readable YAML file, got gone.yaml"),
+        (["gone.yaml"], "a config must be a YAML file or the name of a shipped one, got gone.yaml"),
         (["small.yaml", "train.stepz=1"], "train.stepz is not a setting; the nearest setting is train.steps"),
         (["small.yaml", "--plan", "gone.json"], "--plan must be a readable plan.json"),
     ],

@@ -67,7 +67,7 @@ def test_wrong_tokenizers_are_refused(path, tmp_path, monkeypatch):
         (
             {"tokenizer": str(path)},
             4,
-            "model.vocab_size must be above 5, the largest token of .*, got 4; raise .* to at least 6",
+            "model.vocab_size must be above 5, the largest token of .*, got 4; use model.vocab_size=6 or more",
         ),
         ({"tokenizer": str(path), "end_token": "<end>"}, 100, "data.end_token must be a token of .*, got '<end>'"),
     ]

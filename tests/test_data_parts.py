@@ -175,7 +175,7 @@ def test_64_parts_by_three_processes_one_of_them_killed(tmp_path):
             )
         )
     work = (
-        "import sys, time; from sppo_jax.cli import main; from sppo_jax.data import cache\n"
+        "import sys, time; from sppo_jax.cli import main; from sppo_jax.data.cache import store as cache\n"
         "move = cache._move\n"
         "cache._move = lambda *given: (time.sleep(60 if sys.argv[2] == 'dies' else 0), move(*given))\n"
         "for number in sys.argv[3:]: assert main(['data', sys.argv[1], '--part', f'{number}/64']) == 0\n"

@@ -616,7 +616,9 @@ def test_attention_outputs_of_late_chunks_wait_where_memory_is_left():
     gain = 1 - plan.predicted.step_s / again.plan.predicted.step_s
     assert 0.1 < gain < 0.2 and f"saves {gain:.1%} of the step" in plan.reasons["stash"]
     assert f"the last {num_chunks - first} of {num_chunks} chunks" in plan.reasons["stash"]
-    assert found.fastest_s == plan.predicted.step_s
+    # The fastest one passes keys and values in some ticks; passing queries in all of them is a tie with fewer bodies.
+    changed = plan.predicted.step_s / found.fastest_s - 1
+    assert 0 < changed < 0.0005 and f"the step changes by {changed:+.2%}, which counts" in plan.reasons["sequence_kind"]
     # One chunk more does not fit the host.
     config = large("llama3-8b", "h100:1x8", 5 * 2**20)
     more = replace(plan, stash=replace(plan.stash, attention_from=first - 1))

@@ -19,8 +19,9 @@ from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster
 from sppo_jax.models.counts import balance_weights
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.plan.plan import Plan
-from sppo_jax.predict.seconds.costs import CostModel, Recompute, StageShape, cost_model
+from sppo_jax.predict.seconds.costs import CostModel, cost_model
 from sppo_jax.predict.seconds.simulate import simulate
+from sppo_jax.predict.seconds.stage_shape import Recompute, StageShape
 from sppo_jax.report.draw.chart import Axis, Panel, Series
 from sppo_jax.schedule.generators import make_table
 from sppo_jax.schedule.table import TickShape, Unit

@@ -14,7 +14,8 @@ from bench.blocks import FIGURES, write_block
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.plan.parts import MeshShape
-from sppo_jax.predict.seconds.costs import Recompute, StageShape, cost_model
+from sppo_jax.predict.seconds.costs import cost_model
+from sppo_jax.predict.seconds.stage_shape import Recompute, StageShape
 from studies.calibration import mean_error
 
 PAGE = FIGURES / "kernels.md"

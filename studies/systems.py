@@ -15,7 +15,8 @@ from sppo_jax.config import ModelConfig, config_from_dict
 from sppo_jax.hardware import DEVICES, Cluster, make_cluster
 from sppo_jax.models.counts import layer_costs
 from sppo_jax.plan.parts import MeshShape
-from sppo_jax.predict.seconds.costs import CostModel, Recompute, StageShape, cost_model
+from sppo_jax.predict.seconds.costs import CostModel, cost_model
+from sppo_jax.predict.seconds.stage_shape import Recompute, StageShape
 
 GPU, GPUS_PER_NODE, NODE_BYTES = DEVICES["a100-80g"], 8, 2e12
 Op = tuple[str, int, int, int]  # kind, sequence, segment, virtual stage

@@ -32,7 +32,8 @@ from sppo_jax.pipeline.layers.stage import Stage
 from sppo_jax.pipeline.pasts import states as mixing
 from sppo_jax.plan.parts import MeshShape, cache_head_dim
 from sppo_jax.predict.group_layers import are_unlike
-from sppo_jax.predict.seconds.costs import Recompute, StageShape, cost_model
+from sppo_jax.predict.seconds.costs import cost_model
+from sppo_jax.predict.seconds.stage_shape import Recompute, StageShape
 from sppo_jax.predict.stash_bytes import refetch_bytes, token_bytes
 from sppo_jax.predict.states import state_work
 from sppo_jax.program.fold import unfold

@@ -10,7 +10,8 @@ from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.hardware.attention_rates import AttentionCall, make_rates
 from sppo_jax.models.counts import chunk_pairs, layer_costs, vocabulary_params
 from sppo_jax.plan.parts import MeshShape
-from sppo_jax.predict.seconds.costs import ALONE, CostModel, Recompute, StageShape, cost_model
+from sppo_jax.predict.seconds.costs import ALONE, CostModel, cost_model
+from sppo_jax.predict.seconds.stage_shape import Recompute, StageShape
 from sppo_jax.schedule.table import TickShape, Unit
 
 MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)

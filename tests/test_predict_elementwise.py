@@ -8,8 +8,9 @@ from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.models.counts import layer_costs
 from sppo_jax.plan.parts import MeshShape
-from sppo_jax.predict.seconds.costs import Recompute, StageShape, cost_model
+from sppo_jax.predict.seconds.costs import cost_model
 from sppo_jax.predict.seconds.elementwise import head_bytes, layer_bytes
+from sppo_jax.predict.seconds.stage_shape import Recompute, StageShape
 
 MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)
 LAYER = layer_costs(MODEL)

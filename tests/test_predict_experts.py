@@ -13,7 +13,8 @@ from sppo_jax.models.moe.grouped import find_tiles
 from sppo_jax.plan.parts import MeshShape, StashPlan
 from sppo_jax.predict.experts import ExpertWork, expert_work
 from sppo_jax.predict.memory import predict_memory
-from sppo_jax.predict.seconds.costs import Recompute, StageShape, cost_model
+from sppo_jax.predict.seconds.costs import cost_model
+from sppo_jax.predict.seconds.stage_shape import Recompute, StageShape
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.stage_params import largest_matrix
 from sppo_jax.schedule.generators import make_table

@@ -14,8 +14,9 @@ from sppo_jax.predict.fitted import NUMBERS, TOLD
 from sppo_jax.predict.holders import ALL, BACKWARD, MOMENTS, Ways, optimizer_bytes, ring_work, sums
 from sppo_jax.predict.memory import Memory, predict_memory
 from sppo_jax.predict.seconds.copies import copy_seconds
-from sppo_jax.predict.seconds.costs import Recompute, StageShape, cost_model
+from sppo_jax.predict.seconds.costs import cost_model
 from sppo_jax.predict.seconds.simulate import simulate
+from sppo_jax.predict.seconds.stage_shape import Recompute, StageShape
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.stash_bytes import fetched_bytes, stash_bytes
 from sppo_jax.predict.workspace import kv_heads_per_device

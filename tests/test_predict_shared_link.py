@@ -9,8 +9,9 @@ from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, Cluster
 from sppo_jax.plan.parts import MeshShape, SchedulePlan
 from sppo_jax.plan.plan import schedule_table
-from sppo_jax.predict.seconds.costs import Recompute, StageShape, cost_model
+from sppo_jax.predict.seconds.costs import cost_model
 from sppo_jax.predict.seconds.shared_link import network_bytes, with_sends
+from sppo_jax.predict.seconds.stage_shape import Recompute, StageShape
 from sppo_jax.schedule.table import TickShape
 
 MODEL = ModelConfig(vocab_size=1000, hidden_size=1024, num_layers=4, num_heads=16, num_kv_heads=16, mlp_size=2048)

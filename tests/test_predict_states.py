@@ -9,7 +9,8 @@ from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.plan.parts import MeshShape, StashPlan
 from sppo_jax.predict import holders, states
 from sppo_jax.predict.memory import predict_memory
-from sppo_jax.predict.seconds.costs import Recompute, StageShape, cost_model
+from sppo_jax.predict.seconds.costs import cost_model
+from sppo_jax.predict.seconds.stage_shape import Recompute, StageShape
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.states import state_work, stretch_bytes
 from sppo_jax.schedule.generators import make_table

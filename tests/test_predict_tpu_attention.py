@@ -12,7 +12,8 @@ from sppo_jax.hardware import DEVICES, parse_cluster
 from sppo_jax.hardware.tpu_chips import BLOCK_KEYS, REACHED, SCORES, STEP_S, TPU_CHIPS, Bundles, block_queries
 from sppo_jax.models.counts import chunk_pairs
 from sppo_jax.plan.parts import MeshShape
-from sppo_jax.predict.seconds.costs import Recompute, StageShape, cost_model
+from sppo_jax.predict.seconds.costs import cost_model
+from sppo_jax.predict.seconds.stage_shape import Recompute, StageShape
 from sppo_jax.predict.seconds.tpu_attention import TpuCall, tpu_pairs
 
 V5P = DEVICES["v5p"]

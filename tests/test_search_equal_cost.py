@@ -8,7 +8,8 @@ import pytest
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import parse_cluster
 from sppo_jax.plan.parts import MeshShape
-from sppo_jax.predict.seconds.costs import Recompute, StageShape, cost_model
+from sppo_jax.predict.seconds.costs import cost_model
+from sppo_jax.predict.seconds.stage_shape import Recompute, StageShape
 from sppo_jax.search.space.equal_cost import ChunkSeconds, chunk_seconds, equal_cost_lengths
 
 LENGTH, MULTIPLE = 2**19, 128

@@ -13,7 +13,7 @@ from typing import Any
 OK, SLOW, FAILS, UNKNOWN, NOT_JUDGED = "ok", "slow", "FAILS", "not known", "not judged"
 # From good to bad: what is worst of several things is the verdict of a row.
 _ORDER = (OK, NOT_JUDGED, UNKNOWN, SLOW, FAILS)
-# What one process found, as JSON values. "error" stands for a failure, in a line; "host" is the process's machine.
+# What a process found, as JSON values. "error" is one line about a failure; "host" names the machine of the process.
 Figures = Mapping[str, Any]
 _NAME_WIDTH, _VERDICT_WIDTH = 26, 10
 

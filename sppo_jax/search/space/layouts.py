@@ -12,8 +12,9 @@ from sppo_jax.hardware.tpu_chips import TPU_CHIPS
 from sppo_jax.models.state_counts import has_attention, state_counts, state_heads
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.group_layers import most_layers
-from sppo_jax.predict.seconds.costs import CostModel, Recompute, StageShape, WeightsPlace, cost_model
+from sppo_jax.predict.seconds.costs import CostModel, cost_model
 from sppo_jax.predict.seconds.documents import Documents
+from sppo_jax.predict.seconds.stage_shape import Recompute, StageShape, WeightsPlace
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, divisors, has_tails
 from sppo_jax.schedule.turns import collective_counts

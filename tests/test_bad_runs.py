@@ -175,9 +175,8 @@ def test_a_file_system_without_locks_is_told_of(place, capfd, monkeypatch, numbe
     monkeypatch.setattr("sppo_jax.files.locks.fcntl.flock", refuse)
     code, _, warned, lines = run(words, capfd)
     assert code == 0 and not lines
-    told = f"a file system with locks, got run on {file_system_of(Path('run'))} without; start no second run with"
-        f"should be on a file system with locks, got run on {file_system_of(Path('run'))} without; start no second run"
-    )
+    where = f"got run on {file_system_of(Path('run'))} without"
+    told = f"a file system with locks, {where}; start no second run with"
     assert sum(told in line for line in warned) == (words == GO_ON)
 
 

@@ -79,7 +79,7 @@ def config_of(members: int, groups: str, kind: str) -> Config:
                 "chunks": NUM_CHUNKS,
                 "balance": "equal",
                 "per_pipeline": ROWS,
-                "kind": kind,
+                "split": kind,
                 "groups": groups,
             },
             "schedule": {"name": "seq1f1b", "interleave": 1},

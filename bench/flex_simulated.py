@@ -70,7 +70,7 @@ def shape_of(
                 "chunks": chunks,
                 "balance": "equal",
                 "per_pipeline": rows,
-                "kind": kind,
+                "split": kind,
                 "groups": "flex",
             },
             "schedule": {"name": "seq1f1b", "interleave": 1, "wave": 1},

@@ -28,7 +28,7 @@ CONFIG, RESULTS, PICTURE = (
     ROOT / "docs" / "quickstart_hybrid.svg",
 )
 _HYBRID = ("model.layers=2x(delta,full)", "model.mlp_size=250")
-_WINDOWS = ("model.layers=2x(local,full)", "model.kinds={local: {sliding_window: 8}}")
+_WINDOWS = ("model.layers=2x(local,full)", "model.layer_types={local: {sliding_window: 8}}")
 # Of each model its name in tables, its settings, and its seeds.
 MODELS: dict[str, tuple[str, tuple[str, ...], tuple[int, ...]]] = {
     "dense": ("attention in all layers", (), (0, 1, 2)),
@@ -36,7 +36,7 @@ MODELS: dict[str, tuple[str, tuple[str, ...], tuple[int, ...]]] = {
     "taps": ("2x(delta,full), no convolution", (*_HYBRID, "model.delta.taps=1"), (0,)),
     "local": (
         "2x(window of 8,full)",
-        ("model.layers=2x(local,full)", "model.kinds={local: {sliding_window: 8}}"),
+        ("model.layers=2x(local,full)", "model.layer_types={local: {sliding_window: 8}}"),
         (0,),
     ),
 }

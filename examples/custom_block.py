@@ -59,7 +59,7 @@ def make_config() -> Config:
     return Config(
         model=shape,
         mesh=MeshConfig(pipe=2, seq=2),
-        sequence=SequenceConfig(length=256, chunks=4, kind="ring", per_pipeline=4),
+        sequence=SequenceConfig(length=256, chunks=4, split="ring", per_pipeline=4),
         optimizer=OptimizerConfig(lr=1e-2),
         train=TrainConfig(steps=40),
     )

@@ -325,8 +325,8 @@ def _factor(facts: Facts) -> Broken | None:
     got = f"sequence.ulysses={factor}"
     if kind in ("ulysses", "ring") and factor != (seq if kind == "ulysses" else 1):
         wanted = "mesh.seq" if kind == "ulysses" else "1"
-        must = f"sequence.ulysses must be {wanted} (or 0) for sequence.kind={kind}"
-        return Broken(must, f"{got} and mesh.seq={seq}", "set sequence.ulysses=0, or use sequence.kind=hybrid")
+        must = f"sequence.ulysses must be {wanted} (or 0) for sequence.split={kind}"
+        return Broken(must, f"{got} and mesh.seq={seq}", "set sequence.ulysses=0, or use sequence.split=hybrid")
     if seq % factor:
         must = f"sequence.ulysses={factor} must divide mesh.seq"
         return Broken(must, f"mesh.seq={seq}", f"use one of {divisors(seq)}, or 0 for auto")
@@ -338,7 +338,7 @@ def _heads(facts: Facts) -> Broken | None:
     factor = facts.seq if by_mesh else facts.ulysses
     if facts.num_heads is None or not factor or facts.num_heads % factor == 0:
         return None
-    name, instead = ("mesh.seq", "sequence.kind=ring") if by_mesh else ("sequence.ulysses", "0 for auto")
+    name, instead = ("mesh.seq", "sequence.split=ring") if by_mesh else ("sequence.ulysses", "0 for auto")
     must = f"{name} must divide model.num_heads={facts.num_heads} for ulysses"
     return Broken(must, f"{name}={factor}", f"use one of {divisors(facts.num_heads)}, or {instead}")
 

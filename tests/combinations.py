@@ -258,7 +258,7 @@ def draw_kinds(seed: int) -> Case:
         experts = dict(count=4, chosen=2, size=5, balance=0.3, shared_size=0)
         model = model | {"experts": experts}
         kinds["local"] |= {"experts": {"count": 0}}
-    model = model | dict(num_layers=groups * len(order), layers=f"{groups}x({','.join(order)})", kinds=kinds)
+    model = model | dict(num_layers=groups * len(order), layers=f"{groups}x({','.join(order)})", layer_types=kinds)
     return with_norms(replace(case, plan=plan, model=model, dtype="float64"), seed)
 
 
@@ -276,9 +276,9 @@ def with_norms(case: Case, seed: int) -> Case:
     model["mlp"] = draws.pick((model["mlp"], "geglu"))
     kinds = {
         name: kind | _draw_norms(draws, kind["qk_norm"]) | dict(mlp=draws.pick((kind["mlp"], "geglu")))
-        for name, kind in model.get("kinds", {}).items()
+        for name, kind in model.get("layer_types", {}).items()
     }
-    return replace(case, model=model | ({"kinds": kinds} if kinds else {}))
+    return replace(case, model=model | ({"layer_types": kinds} if kinds else {}))
 
 
 def _draw_norms(draws: Draws, qk_norm: bool) -> dict:
@@ -330,7 +330,7 @@ def draw_unlike_groups(seed: int) -> Case:
     elif draws.chance(0.4):
         model["experts"] = dict(count=4, chosen=2, size=5, balance=0.3, shared_size=0)
     kinds = {name: kind for name, kind in kinds.items() if name in order}
-    model |= dict(num_layers=len(order), layers=",".join(order), kinds=kinds)
+    model |= dict(num_layers=len(order), layers=",".join(order), layer_types=kinds)
     return replace(case, plan=plan, model=model, dtype="float64")
 
 
@@ -370,7 +370,7 @@ def draw_gpt_oss(seed: int) -> Case:
     model = case.model | dict(
         num_layers=2 * groups,
         layers=f"{groups}x(local,full)",
-        kinds={"local": {"sliding_window": ring * draws.number(1, 9)}},
+        layer_types={"local": {"sliding_window": ring * draws.number(1, 9)}},
         sinks=True,
         qkv_bias=True,
         output_bias=True,
@@ -407,7 +407,7 @@ def _most_whole(case: Case) -> int:
     """Returns the most layers of a group that have no window."""
     kinds, size = parse_layers(case.model["layers"]), case.model["num_layers"]
     size //= case.plan["mesh"][1] * case.plan["interleave"]
-    whole = [not case.model["kinds"].get(kind, {}).get("sliding_window", 0) for kind in kinds]
+    whole = [not case.model["layer_types"].get(kind, {}).get("sliding_window", 0) for kind in kinds]
     return max(sum(whole[begin : begin + size]) for begin in range(0, len(whole), size))
 
 

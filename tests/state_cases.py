@@ -156,7 +156,7 @@ def draw_states(seed: int) -> StateCase:
         plan["kv"] = "keep"
         if plan["places"][:2] == ("keep", "host"):
             plan["places"] = ("host", "host", plan["places"][2])
-    model |= dict(num_layers=groups * len(order), layers=f"{groups}x({','.join(order)})", kinds=kinds)
+    model |= dict(num_layers=groups * len(order), layers=f"{groups}x({','.join(order)})", layer_types=kinds)
     return StateCase(plan, model, blocks=case.blocks, optimised=case.optimised)
 
 

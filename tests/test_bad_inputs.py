@@ -161,7 +161,7 @@ SETTINGS = [
         "a model with layers that have a state must have sequence.groups=static, got sequence.groups=flex; use",
     ),
     ("model.layers=2xdelta stash.kv=rebuild", "because it has no keys and values, got stash.kv=rebuild; use"),
-    ("model.layers=kda,full", "model.layers must name kinds of model.kinds, full or delta, got kda; use one of"),
+    ("model.layers=kda,full", "model.layers must name types of model.layer_types, full or delta, got kda; use one of"),
     ("model.mixer=mamba", "model.mixer must be attention | delta, got 'mamba'; correct the value"),
     (
         "model.layers=delta,full model.delta.key_heads=3",

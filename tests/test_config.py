@@ -71,7 +71,10 @@ def test_a_preset_fills_what_is_not_given(path):
         ("model.hiden_size=3", "model.hiden_size is not a setting; the nearest setting is model.hidden_size"),
         ("sequenc.length=3", "sequenc is not a setting; the nearest setting is sequence"),
         ("model.rope.teta=3", "model.rope.teta is not a setting; the nearest setting is model.rope.theta"),
-        ("sequence.kind=rign", "sequence.kind must be auto | ulysses | ring | hybrid, got 'rign'; did you mean ring?"),
+        (
+            "sequence.split=rign",
+            "sequence.split must be auto | ulysses | ring | hybrid, got 'rign'; did you mean ring?",
+        ),
         ("train.steps=1.5", "train.steps must be a whole number, got 1.5"),
         ("train.steps=true", "train.steps must be a whole number, got True"),
         ("train=null", "train.steps must be given, got none; add it to the config"),
@@ -153,8 +156,8 @@ def test_sequences_of_a_step(mesh, sequence, expected):
 
 
 def test_the_same_checks_hold_for_a_dataclass_built_by_hand():
-    with pytest.raises(ConfigError, match="sequence.kind must be"):
-        SequenceConfig(length=8, kind="rign")
+    with pytest.raises(ConfigError, match="sequence.split must be"):
+        SequenceConfig(length=8, split="rign")
 
 
 def test_a_missing_setting_and_a_missing_file_are_named(tmp_path):

@@ -370,7 +370,7 @@ def test_a_resolved_config_from_before_some_settings_needs_no_folder(path, folde
     config = load_config(path, [f"model=hf:{folder}"])
     (folder / "config.json").unlink()
     settings = to_dict(config)
-    for name in ("sinks", "layers", "kinds", "output_bias"):
+    for name in ("sinks", "layers", "layer_types", "output_bias"):
         del settings["model"][name]
     for name in ("fraction", "truncate"):
         del settings["model"]["rope"][name]

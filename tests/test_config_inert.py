@@ -61,7 +61,7 @@ CASES = {
         f"model.delta.{name}=2": ([], ["model.layers=delta,full"])
         for name in ("value_heads", "key_heads", "key_size", "value_size", "taps")
     },
-    "model.mlp=gelu": ([EXPERTS], [EXPERTS, "model.layers=full,d", "model.kinds={d: {experts: {count: 0}}}"]),
+    "model.mlp=gelu": ([EXPERTS], [EXPERTS, "model.layers=full,d", "model.layer_types={d: {experts: {count: 0}}}"]),
     "model.mlp_size=80": ([EXPERTS, "model.experts.size=24"], [EXPERTS]),
     "model.experts.normalized=false": ([EXPERTS, "model.experts.scores=softmax_of_chosen"], [EXPERTS]),
     "model.experts.bias_rate=0.01": ([EXPERTS], [EXPERTS, "model.experts.choice_bias=true"]),

@@ -38,7 +38,7 @@ def test_what_is_no_pattern_is_refused(pattern):
 
 
 def test_a_kind_is_the_model_with_other_settings():
-    model = model_of(layers="2x(2xlocal,full)", kinds={"local": LOCAL}, qk_norm=True)
+    model = model_of(layers="2x(2xlocal,full)", layer_types={"local": LOCAL}, qk_norm=True)
     local = model.of_kind("local")
     assert model.num_layers == local.num_layers == 6
     assert (local.num_heads, local.num_kv_heads, local.head_dim, local.rope.theta) == (4, 2, 6, 100)
@@ -48,7 +48,7 @@ def test_a_kind_is_the_model_with_other_settings():
 
 
 def test_a_config_with_kinds_is_read_back():
-    settings = {"model": MODEL | dict(layers="3xlocal,full", kinds={"local": LOCAL}), "sequence": {"length": 64}}
+    settings = {"model": MODEL | dict(layers="3xlocal,full", layer_types={"local": LOCAL}), "sequence": {"length": 64}}
     config = config_from_dict(settings | {"train": {"steps": 1}})
     again = config_from_dict(to_dict(config))
     assert again == config and hash(again) == hash(config)
@@ -62,13 +62,13 @@ def test_the_kind_delta_needs_no_entry_and_follows_the_heads_of_the_model():
     assert model.delta == DeltaConfig() and model.stacks == {"delta": ("delta",), "full": ("full",)}
     assert model.shared_heads == (4, 2) and model.attention_kinds == [model.of_kind("full")]
     own = model_of(
-        layers="3xdelta,full", delta={"value_size": 6}, kinds={"delta": {"delta": {"taps": 2}, "mlp_size": 9}}
+        layers="3xdelta,full", delta={"value_size": 6}, layer_types={"delta": {"delta": {"taps": 2}, "mlp_size": 9}}
     )
     assert own.of_kind("delta").delta == DeltaConfig(value_heads=2, key_heads=2, key_size=8, value_size=6, taps=2)
     assert own.of_kind("delta").mlp_size == 9
     other = model_of(
         layers="2x(linear,full)",
-        kinds={
+        layer_types={
             "linear": {"mixer": "delta"},
         },
     )
@@ -87,26 +87,35 @@ def test_layers_of_one_kind_are_the_model_itself():
     ("settings", "message"),
     [
         (dict(layers="3xfull", num_layers=4), "must name model.num_layers=4 layers, got 3"),
-        (dict(layers="2xother"), "got other; use one of full, delta, or add model.kinds.other"),
-        (dict(layers="2xfull", kinds={"local": LOCAL}), "got local, which no layer has"),
-        (dict(num_layers=2, kinds={"local": LOCAL}), "must have model.layers"),
+        (dict(layers="2xother"), "got other; use one of full, delta, or add model.layer_types.other"),
+        (dict(layers="2xfull", layer_types={"local": LOCAL}), "got local, which no layer has"),
+        (dict(num_layers=2, layer_types={"local": LOCAL}), "must have model.layers"),
         (
-            dict(layers="2xlocal", kinds={"local": {"num_heads": 3, "num_kv_heads": 2}}),
-            "model.kinds.local: model.num_heads",
+            dict(layers="2xlocal", layer_types={"local": {"num_heads": 3, "num_kv_heads": 2}}),
+            "model.layer_types.local: model.num_heads",
         ),
-        (dict(layers="2xlocal", kinds={"local": {"window": 3}}), "model.kinds.NAME.window is not a setting"),
-        (dict(layers="2xlocal", kinds={"local": {"rope": {"base": 3}}}), "model.kinds.local: model.rope.base is not"),
-        (dict(layers="2xkda,full"), "kinds of model.kinds, full or delta, got kda; use one of full, delta, or add"),
         (
-            dict(layers="2xmamba,full", kinds={"mamba": {"mixer": "mamba"}}),
-            "model.kinds.NAME.mixer must be attention | delta, or null, got 'mamba'",
+            dict(layers="2xlocal", layer_types={"local": {"window": 3}}),
+            "model.layer_types.NAME.window is not a setting",
+        ),
+        (
+            dict(layers="2xlocal", layer_types={"local": {"rope": {"base": 3}}}),
+            "model.layer_types.local: model.rope.base is not",
+        ),
+        (
+            dict(layers="2xkda,full"),
+            "types of model.layer_types, full or delta, got kda; use one of full, delta, or add",
+        ),
+        (
+            dict(layers="2xmamba,full", layer_types={"mamba": {"mixer": "mamba"}}),
+            "model.layer_types.NAME.mixer must be attention | delta, or null, got 'mamba'",
         ),
         (
             dict(layers="2xdelta", delta={"value_heads": 3, "key_heads": 2}),
-            "model.kinds.delta: model.delta.value_heads must be a multiple of model.delta.key_heads, got 3 and 2",
+            "model.layer_types.delta: model.delta.value_heads must be a multiple of model.delta.key_heads, got 3 and 2",
         ),
         (dict(num_layers=2, delta={"taps": 0}), "model.delta.taps must be at least 1, got 0"),
-        (dict(layers="2xlocal", kinds={"local": 3}), "a section of settings, got"),
+        (dict(layers="2xlocal", layer_types={"local": 3}), "a section of settings, got"),
         (dict(num_layers=2, norms="none"), "model.norms must be before | behind | both, got 'none'"),
         (
             dict(num_layers=2, qk_norm_over_heads=True),
@@ -116,8 +125,8 @@ def test_layers_of_one_kind_are_the_model_itself():
         (dict(num_layers=2, query_scale=-1), "model.query_scale must be at least 0, got -1.0; use"),
         (dict(num_layers=2, logit_cap=-1), "model.logit_cap must be at least 0, got -1.0; use"),
         (
-            dict(layers="2xlocal", qk_norm=True, qk_norm_over_heads=True, kinds={"local": {"qk_norm": False}}),
-            "model.kinds.local: model.qk_norm_over_heads must have",
+            dict(layers="2xlocal", qk_norm=True, qk_norm_over_heads=True, layer_types={"local": {"qk_norm": False}}),
+            "model.layer_types.local: model.qk_norm_over_heads must have",
         ),
     ],
 )
@@ -130,7 +139,7 @@ def test_what_does_not_fit_together_is_refused_in_a_line(settings, message):
 def test_counts_of_a_group_are_shares_of_all_layers():
     """Kinds of one shape are rounded to whole layers, of other shapes each share is whole."""
     kinds = {"local": {"sliding_window": 8}, "wide": {"mlp_size": 9}}
-    model = model_of(layers="2x(2xlocal,full,3xwide)", kinds=kinds)
+    model = model_of(layers="2x(2xlocal,full,3xwide)", layer_types=kinds)
     assert model.stacks == {"local+full": ("local", "full"), "wide": ("wide",)}
     for num_layers, counts in {12: (4, 2, 6), 6: (2, 1, 3), 4: (1, 1, 2), 2: (0, 1, 1)}.items():
         assert tuple(count for _, count in model.counts(num_layers)) == counts

@@ -21,7 +21,7 @@ MODEL = {"vocab_size": 64, "num_layers": 2, "hidden_size": 32, "num_heads": 4, "
     ids=str,
 )
 def test_a_step_with_the_fused_kernel_takes_arrays_of_the_mesh_of_a_run(mesh):
-    sequence = {"length": 16 * 2 * mesh["seq"], "chunks": 2, "kind": "auto"}
+    sequence = {"length": 16 * 2 * mesh["seq"], "chunks": 2, "split": "auto"}
     model = {**MODEL, "compute_dtype": "bfloat16"}
     devices = mesh["data"] * mesh["pipe"] * mesh["seq"]
     hardware = {"cluster": f"h100:1x{devices}"}

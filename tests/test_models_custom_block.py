@@ -35,7 +35,7 @@ def test_pipeline_equals_dense_for_a_users_block(name, layer, x64):
         config.model, hidden_size=16, head_dim=4, mlp_size=24, compute_dtype="float64", init_scale=0.3
     )
     config = dataclasses.replace(
-        config, model=shape, sequence=SequenceConfig(length=32, chunks=4, kind="ring", per_pipeline=1)
+        config, model=shape, sequence=SequenceConfig(length=32, chunks=4, split="ring", per_pipeline=1)
     )
     model = Decoder(shape, rngs=nnx.Rngs(params=0), layer=getattr(example, layer))
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), nnx.state(model, nnx.Param))

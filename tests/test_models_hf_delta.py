@@ -200,9 +200,9 @@ HYBRID = dict(vocab_size=61, hidden_size=32, num_layers=4, num_heads=4, mlp_size
             dict(),
             "and with the gated delta rule must have, of .*output_gate, qk_norm, unit_norm.*got none",
         ),
-        (dict(kinds={"delta": {"mlp_size": 9}}), r"mixer=delta, or one sliding_window\), got delta, full"),
+        (dict(layer_types={"delta": {"mlp_size": 9}}), r"mixer=delta, or one sliding_window\), got delta, full"),
         (
-            dict(layers="2x(delta,local)", kinds={"local": {"sliding_window": 8}}, qk_norm=True),
+            dict(layers="2x(delta,local)", layer_types={"local": {"sliding_window": 8}}, qk_norm=True),
             r"mixer=delta, or one sliding_window\), got delta, local",
         ),
         (

@@ -19,7 +19,7 @@ PATTERN = "2x(2xlocal,full),local"
 
 def test_layers_run_in_the_order_of_the_pattern(x64):
     """One after another by hand, from the stacks of their kinds."""
-    model = small_model(layers=PATTERN, num_layers=7, kinds=KINDS)
+    model = small_model(layers=PATTERN, num_layers=7, layer_types=KINDS)
     assert isinstance(model.layers, LayerStacks)
     batch = random_batch(np.random.default_rng(0), 2, 24, 53, padding=3)
     tokens = batch["tokens"], batch["positions"], batch["document_ids"]
@@ -49,7 +49,7 @@ def test_scans_return_each_kinds_results_in_order():
 def test_kinds_of_one_shape_share_a_stack_in_the_order_of_the_model():
     """A window and a rotation change no parameter; each kind still runs as itself."""
     kinds = {"local": dict(sliding_window=8, rope=dict(theta=50.0)), "wide": dict(mlp_size=9)}
-    model = small_model(dtype="float32", layers="2x(local,full,wide)", num_layers=6, kinds=kinds)
+    model = small_model(dtype="float32", layers="2x(local,full,wide)", num_layers=6, layer_types=kinds)
     assert model.config.stacks == {"local+full": ("local", "full"), "wide": ("wide",)}
     params = nnx.state(model, nnx.Param)["layers"]
     assert params["local+full"]["up"].shape[0] == 4 and params["wide"]["up"].shape[0] == 2
@@ -79,11 +79,11 @@ class WindowedLayer(DecoderLayer):
 def test_kinds_of_a_stack_whose_shapes_differ_are_refused():
     kinds = {"local": dict(sliding_window=8)}
     with pytest.raises(ValueError, match="must have parameters of one shape, got other ones in local, full"):
-        small_model(dtype="float32", layers="2x(local,full)", num_layers=4, kinds=kinds, layer=WindowedLayer)
+        small_model(dtype="float32", layers="2x(local,full)", num_layers=4, layer_types=kinds, layer=WindowedLayer)
 
 
 def test_gradients_have_the_tree_of_the_parameters(x64):
-    model = small_model(layers=PATTERN, num_layers=7, kinds=KINDS)
+    model = small_model(layers=PATTERN, num_layers=7, layer_types=KINDS)
     params = nnx.state(model, nnx.Param)
     assert params["layers"]["local"]["query"].get_value().shape == (5, 24, 6, 4)
     batch = jax.tree.map(jnp.asarray, random_batch(np.random.default_rng(1), 1, 12, 53))
@@ -92,7 +92,7 @@ def test_gradients_have_the_tree_of_the_parameters(x64):
 
 
 def test_counts_are_those_of_all_layers():
-    model = small_model(dtype="float32", layers=PATTERN, num_layers=7, kinds=KINDS)
+    model = small_model(dtype="float32", layers=PATTERN, num_layers=7, layer_types=KINDS)
     config, params = model.config, nnx.state(model, nnx.Param)
     assert num_params(config) == sum(leaf.size for leaf in jax.tree.leaves(params)) == num_active_params(config)
     local, full, mean = (layer_costs(one) for one in (config.of_kind("local"), config.of_kind("full"), config))

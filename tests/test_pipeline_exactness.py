@@ -226,7 +226,7 @@ def test_a_batch_that_breaks_the_contract_is_refused(batch, rule, change):
     "plan,model,rule,change",
     [
         (dict(mesh=(2, 2, 4)), {}, "must not exceed the number of devices", "lower an axis"),
-        (dict(mesh=(1, 1, 3)), {}, "mesh.seq must divide model.num_heads=4 for ulysses", "sequence.kind=ring"),
+        (dict(mesh=(1, 1, 3)), {}, "mesh.seq must divide model.num_heads=4 for ulysses", "sequence.split=ring"),
         (dict(mesh=(1, 3, 1)), {}, "mesh.pipe must divide model.num_layers=4", "3 or 6 layers"),
         (
             dict(mesh=(1, 4, 1)),

@@ -82,7 +82,7 @@ def test_drawn_layers_as_in_gpt_oss_have_the_dense_loss_and_gradients(seed, requ
 
 
 def test_groups_of_other_patterns_are_refused():
-    model = small_model(dtype="float32", layers="2xlocal,2xfull", kinds=KINDS)
+    model = small_model(dtype="float32", layers="2xlocal,2xfull", layer_types=KINDS)
     with pytest.raises(Broken, match="must divide the layers into equal patterns of model.layers, got 2 parts; use 1"):
         Step(small_plan((8, 8), mesh=(1, 2, 1)), model, None, train=True)
 
@@ -92,13 +92,13 @@ def test_a_pattern_of_one_kind_is_the_model_without_it():
     assert not isinstance(named.layers, LayerStacks)
     shapes = [jax.tree.map(jnp.shape, nnx.state(model, nnx.Param)) for model in (named, small_model(dtype="float32"))]
     assert shapes[0] == shapes[1]
-    local = small_model(dtype="float32", layers="4xlocal", kinds={"local": {"sliding_window": 6}})
+    local = small_model(dtype="float32", layers="4xlocal", layer_types={"local": {"sliding_window": 6}})
     assert Step(small_plan((8, 8)), local, None, train=True).layers.windows == {None: 6}
 
 
 def test_a_group_is_the_scans_that_its_pattern_folds_to():
     """Two iterations over a scan of two layers and one layer more: of each kind one layer is traced, with two norms."""
-    model = small_model(dtype="float32", num_layers=6, layers="2x(2xlocal,full)", kinds=KINDS)
+    model = small_model(dtype="float32", num_layers=6, layers="2x(2xlocal,full)", layer_types=KINDS)
     step = Step(small_plan((8, 8), places=("keep", "keep", "keep")), model, None, train=False)
     batch = {name: jnp.zeros((1, 16), jnp.int32) for name in ("tokens", "targets", "positions", "document_ids")}
     found = list(walk(jax.make_jaxpr(step)(nnx.state(model, nnx.Param), batch).jaxpr))

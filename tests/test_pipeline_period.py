@@ -30,7 +30,7 @@ def test_more_drawn_periods_have_the_dense_loss_and_gradients(seed, request):
 def test_a_last_group_that_is_a_part_of_a_period_has_the_dense_loss_and_gradients(places, request):
     """Two periods of two layers and one layer more, which is stored with a layer of zeros; chunks of two lengths."""
     plan = dict(chunks=(12, 6, 12), schedule="breadth-first", interleave=3, places=places, alpha=1.0, kv="rebuild")
-    model = dict(num_layers=5, layers="2x(local,full),local", kinds={"local": {"sliding_window": 8}})
+    model = dict(num_layers=5, layers="2x(local,full),local", layer_types={"local": {"sliding_window": 8}})
     # In these batches documents reach a whole window back over both borders between chunks.
     compare(Case(plan, model), 9, count=2, request=request)
 
@@ -46,7 +46,7 @@ def test_a_last_group_may_have_layers_of_several_shapes_and_experts(num_layers, 
     plan |= dict(places=("period", "host", "recompute"), alpha=1.0, kv="rebuild")
     kinds = {"local": {"sliding_window": 8}, "wide": {"mlp_size": 9, "experts": {"count": 0}, "sliding_window": 4}}
     experts = dict(count=4, chosen=2, size=5, balance=0.3, shared_size=0)
-    model = dict(num_layers=num_layers, layers=layers, kinds=kinds, experts=experts)
+    model = dict(num_layers=num_layers, layers=layers, layer_types=kinds, experts=experts)
     compare(Case(plan, model), 9, count=2, request=request)
 
 
@@ -64,7 +64,7 @@ def test_a_lone_layer_with_a_window_stashes_its_output_and_its_tail(kv, attentio
     plan = dict(chunks=(12, 6, 12), mesh=(1, 1, 2), kind=kind, schedule="breadth-first", interleave=4)
     # Some chunks have their outputs on the host, and some have parts of them there.
     plan |= dict(places=("period", attention, "recompute"), alpha=(0.5, 1.0, 0.0), kv=kv)
-    model = dict(num_layers=4, layers="2x(local,full)", kinds={"local": {"sliding_window": 8}})
+    model = dict(num_layers=4, layers="2x(local,full)", layer_types={"local": {"sliding_window": 8}})
     compare(Case(plan, model), 9, count=2, request=request)
 
 
@@ -75,7 +75,7 @@ STATES = {"value_heads": 4, "key_heads": 2, "key_size": 4, "value_size": 6, "tap
 def test_a_small_period_with_a_state_has_the_dense_loss_and_gradients(request):
     plan = dict(chunks=(8, 12), mesh=(1, 1, 2), schedule="breadth-first", interleave=2)
     plan |= dict(places=("period", "recompute", "recompute"), kv="rebuild")
-    case = Case(plan, dict(num_layers=4, layers="2x(delta,full)", kinds={"delta": {"delta": STATES}}))
+    case = Case(plan, dict(num_layers=4, layers="2x(delta,full)", layer_types={"delta": {"delta": STATES}}))
     compare(case, 0, count=2, batches=packed_batches, request=request)
 
 
@@ -86,7 +86,7 @@ def test_a_period_with_a_state_has_the_dense_loss_and_gradients(kv, attention, r
     plan = dict(chunks=(8, 12, 4), mesh=(1, 1, 2), schedule="breadth-first", interleave=2, sequences=2, wave=2)
     plan |= dict(places=("period", attention, "recompute"), alpha=1.0, kv=kv, weights="gathered")
     kinds = {"local": {"sliding_window": 6}, "delta": {"delta": STATES}}
-    case = Case(plan, dict(num_layers=6, layers="2x(delta,local,full)", kinds=kinds))
+    case = Case(plan, dict(num_layers=6, layers="2x(delta,local,full)", layer_types=kinds))
     compare(case, 0, count=2, batches=packed_batches, request=request)
 
 

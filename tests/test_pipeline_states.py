@@ -23,17 +23,17 @@ from sppo_jax.pipeline.pasts import states as mixing
 from sppo_jax.rules import Broken
 
 KINDS = {"state": {"mlp_size": STATE_MLP}}
-HYBRID = dict(num_layers=4, layers="2x(state,full)", kinds=KINDS)
+HYBRID = dict(num_layers=4, layers="2x(state,full)", layer_types=KINDS)
 # Both orders of chunks; 15 has states alone.
 DRAWN_IN_CI = (46,)
 LONE_SLOWLY = (49, 87, 105)
 DRAWN_SLOWLY = (2, 6, 15, 37, 43, 45, 56, 70, 73)
 # Layers with a state beside attention.
 BY_GROUPS = dict(schedule="breadth-first", interleave=2)
-DELTA = dict(layers="2x(delta,full)", kinds={})
+DELTA = dict(layers="2x(delta,full)", layer_types={})
 ON_HOST = dict(places=("host", "recompute", "recompute"), alpha=1.0)
 BESIDE_ATTENTION = {
-    "the delta rule": (dict(chunks=(8, 4), mesh=(1, 1, 2)), dict(layers="delta,full", kinds={}, num_layers=2)),
+    "the delta rule": (dict(chunks=(8, 4), mesh=(1, 1, 2)), dict(layers="delta,full", layer_types={}, num_layers=2)),
     "an only chunk": (dict(chunks=(16,), mesh=(1, 1, 2), weights="gathered", kv="recompute", **BY_GROUPS), {}),
 }
 SLOWLY_BESIDE_ATTENTION = {

@@ -41,7 +41,7 @@ SLOWLY = {
     ),
     "tails": Case(
         dict(chunks=(12, 6, 12), schedule="breadth-first", interleave=2, kv="rebuild"),
-        dict(num_layers=4, layers="2x(local,full)", kinds={"local": {"sliding_window": 8}}),
+        dict(num_layers=4, layers="2x(local,full)", layer_types={"local": {"sliding_window": 8}}),
     ),
 }
 

@@ -45,7 +45,7 @@ def test_layers_with_a_window_have_a_tail_where_keys_and_values_come_again(kv, p
     """Groups of several layers whose windows are longer and shorter than a chunk; the last two have unlike groups."""
     plan = dict(chunks=(12, 6, 12), schedule="breadth-first", interleave=2, places=places, kv=kv, mesh=mesh)
     plan |= dict(alpha=1.0 if "host" in places else 0.0)
-    model = dict(num_layers=len(parse_layers(layers)), layers=layers, kinds={"local": {"sliding_window": 8}})
+    model = dict(num_layers=len(parse_layers(layers)), layers=layers, layer_types={"local": {"sliding_window": 8}})
     compare(Case(plan, model), 9, count=2, request=request)
 
 

@@ -101,7 +101,7 @@ def draw(generator: random.Random):
             "sequence": {
                 "length": length,
                 "chunks": chunks,
-                "kind": kind,
+                "split": kind,
                 "per_pipeline": per_pipeline,
                 "ring_pass": pick(["auto", "auto", "kv", "q"]),
             },
@@ -141,14 +141,14 @@ def with_kinds(config):
     local |= {"norms": "both", "mlp": "geglu", "query_scale": 0.3}
     if config.mesh.pipe == 1 < groups:
         near = {"rope": {"theta": 50.0}} if config.model.qk_norm else local
-        model = dict(num_layers=groups, layers=f"near,{groups - 1}xfull", kinds={"near": near})
+        model = dict(num_layers=groups, layers=f"near,{groups - 1}xfull", layer_types={"near": near})
         return replace(config, model=replace(config.model, **model))
     model = dict(
         norms="behind",
         qk_norm_over_heads=config.model.qk_norm,
         num_layers=3 * groups,
         layers=f"{groups}x(2xlocal,full)",
-        kinds={"local": local},
+        layer_types={"local": local},
     )
     return replace(config, model=replace(config.model, **model))
 
@@ -158,7 +158,9 @@ def with_states(config):
     groups, seq = config.mesh.pipe * config.schedule.interleave, config.mesh.seq
     heads = {"value_heads": 2 * seq, "key_heads": 2, "key_size": 4, "value_size": 6, "taps": 3}
     layers = f"{groups}x(2xdelta,full)" if config.model.qk_norm or config.stash.kv != "auto" else f"{2 * groups}xdelta"
-    model = dict(num_layers=(3 if "full" in layers else 2) * groups, layers=layers, kinds={"delta": {"delta": heads}})
+    model = dict(
+        num_layers=(3 if "full" in layers else 2) * groups, layers=layers, layer_types={"delta": {"delta": heads}}
+    )
     return replace(config, model=replace(config.model, **model))
 
 
@@ -174,7 +176,7 @@ def with_period(config, *, lone):
     if pipe == 1:
         local, pattern = {"sliding_window": config.mesh.seq, "rope": {"theta": 50.0}}, "3xlocal,2xfull,local"
     stash = replace(config.stash, inputs="period", rest="recompute", kv="auto")
-    model = replace(config.model, num_layers=6 * pipe, layers=pattern, kinds={"local": local})
+    model = replace(config.model, num_layers=6 * pipe, layers=pattern, layer_types={"local": local})
     return replace(config, model=model, schedule=schedule, stash=stash)
 
 
@@ -188,7 +190,7 @@ def with_tails(config, kv):
     local = {"sliding_window": config.mesh.seq, "rope": {"theta": 50.0}}
     unlike = pipe == 1 and config.model.qk_norm
     pattern = "2xlocal,3xfull,local" if unlike else f"{2 * pipe}x(2xlocal,full)"
-    model = replace(config.model, num_layers=6 * pipe, layers=pattern, kinds={"local": local})
+    model = replace(config.model, num_layers=6 * pipe, layers=pattern, layer_types={"local": local})
     return replace(config, model=model, schedule=schedule, stash=replace(config.stash, inputs="auto", kv=kv))
 
 
@@ -388,7 +390,7 @@ def test_caches_of_the_kernel_for_tpus_have_whole_lanes_and_are_charged(head_dim
     config = config_from_dict(
         {
             "model": {**sizes, "head_dim": head_dim, "kernel": "pallas", "compute_dtype": "float32"},
-            "sequence": {"length": 1024, "chunks": 2, "kind": "ring", "ring_pass": "kv"},
+            "sequence": {"length": 1024, "chunks": 2, "split": "ring", "ring_pass": "kv"},
             "mesh": {"data": 1, "pipe": 1, "seq": 2},
             "train": {"steps": 1},
         }

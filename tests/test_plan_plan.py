@@ -61,8 +61,8 @@ def test_a_plan_from_before_shapes_has_none_and_a_newer_one_is_refused():
     values = make().to_dict()
     del values["schedule"]["shapes"], values["stash"]["kv"]
     assert Plan.from_dict({**values, "schema_version": 4}) == make() and make().schedule.shapes == ()
-    with pytest.raises(ValueError, match=r"schema_version of plan\.json must be 16, got 17; plan again"):
-        Plan.from_dict({**make().to_dict(), "schema_version": 17})
+    with pytest.raises(ValueError, match=r"schema_version of plan\.json must be 17, got 18; plan again"):
+        Plan.from_dict({**make().to_dict(), "schema_version": 18})
     with pytest.raises(ValueError, match=r"schedule of plan\.json must have every key, got none named shapes"):
         Plan.from_dict(values)
 
@@ -225,8 +225,8 @@ def edited(path: str, value) -> str:
     [
         ("{", "JSON text"),
         ("[]", "JSON object, got a value of type list"),
-        (edited("schema_version", 99), "schema_version of plan.json must be 16, got 99"),
-        (edited("schema_version", None), "schema_version of plan.json must be 16, got None"),
+        (edited("schema_version", 99), "schema_version of plan.json must be 17, got 99"),
+        (edited("schema_version", None), "schema_version of plan.json must be 17, got None"),
         (edited("color", "red"), ", got color too; plan again"),
         (edited("mesh.color", "red"), "mesh of plan.json must have only the keys data, pipe, seq, got color too"),
         (edited("stash.alpha", None), "stash of plan.json must have every key, got none named alpha"),
@@ -249,14 +249,14 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(schema_version=1), "schema_version of a plan must be 16, got 1"),
+        (dict(schema_version=1), "schema_version of a plan must be 17, got 1"),
         (dict(backward_queries=-1, kernel="cudnn"), "backward_queries of a plan must be 0, or more with"),
         (dict(backward_queries=8192), "got 8192 with kernel=blockwise, groups=static"),
         (dict(schedule=SchedulePlan(name="sppo", wave=2)), "must divide the sequences of a pipeline, got 1; use 1"),
         (dict(mesh=MeshShape(data=0, pipe=2, seq=4)), "mesh.data of a plan must be at least 1, got 0"),
         (dict(sequence_kind="star"), "ulysses, ring, hybrid, got 'star'"),
         (dict(ring=1), "ulysses * ring of a plan must be mesh.seq = 4, got 2 * 1"),
-        (dict(sequence_kind="ulysses"), "must be mesh.seq (or 0) for sequence.kind=ulysses, got sequence.ulysses=2"),
+        (dict(sequence_kind="ulysses"), "must be mesh.seq (or 0) for sequence.split=ulysses, got sequence.ulysses=2"),
         (dict(sequence_length=64), "sequence.chunks must add up to sequence.length=64, got 56"),
         (dict(chunk_lengths=(16, 16, 14, 10)), "a positive multiple of mesh.seq, got 14 in chunk 2"),
         (

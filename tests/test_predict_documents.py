@@ -59,7 +59,7 @@ def test_layers_with_a_window_have_pairs_of_their_own():
     kinds = {"near": {"sliding_window": 16}, "full": {}}
     model = config_from_dict(
         {
-            "model": TINY | {"layers": "1x(near,full)", "kinds": kinds},
+            "model": TINY | {"layers": "1x(near,full)", "layer_types": kinds},
             "sequence": {"length": LENGTH},
             "train": {"steps": 1},
         }

@@ -401,7 +401,7 @@ def test_what_a_period_fetches_grows_with_its_windows_and_not_with_the_sequence(
 
     def fetched(window, length=4096, count=3):
         kinds = {"local": {"sliding_window": window}}
-        model = replace(MODEL, num_layers=2 * (count + 1), layers=f"2x({count}xlocal,full)", kinds=kinds)
+        model = replace(MODEL, num_layers=2 * (count + 1), layers=f"2x({count}xlocal,full)", layer_types=kinds)
         shape = replace(SHAPE, model=model, layers=count + 1, length=length)
         (of_class, *_) = stash_classes(table, places, 1)
         return fetched_bytes(of_class, shape, places)
@@ -414,7 +414,7 @@ def test_what_a_period_fetches_grows_with_its_windows_and_not_with_the_sequence(
 
 def test_of_several_kinds_the_widest_of_a_moment_is_charged():
     kinds = {"wide": {"num_heads": 64, "num_kv_heads": 64}, "deep": {"mlp_size": 4096}}
-    model = replace(MODEL, layers="2x(wide,deep)", kinds=kinds)
+    model = replace(MODEL, layers="2x(wide,deep)", layer_types=kinds)
     shape, ways = replace(SHAPE, model=model), Ways("keep", "recompute", "keep", "keep")
 
     def work(shape):

@@ -22,8 +22,8 @@ from sppo_jax.search.make import make_plan
 RUNS = runs()
 EXPERTS = dict(qkv_bias=False, qk_norm=True, mlp_size=0, experts=dict(count=4, chosen=2, size=12, balance=0.05))
 # Every second layer has a window, or an MLP among layers with experts.
-WINDOWS = dict(num_layers=8, layers="4x(local,full)", kinds={"local": {"sliding_window": 12}})
-DENSE = dict(num_layers=8, layers="4x(dense,full)", kinds={"dense": {"experts": {"count": 0}}}, mlp_size=24)
+WINDOWS = dict(num_layers=8, layers="4x(local,full)", layer_types={"local": {"sliding_window": 12}})
+DENSE = dict(num_layers=8, layers="4x(dense,full)", layer_types={"dense": {"experts": {"count": 0}}}, mlp_size=24)
 # Every second layer has the gated delta rule. It divides by the length of a key: of 4 elements, some are so short that
 # a gradient of the third step is 1e-3 off where parameters are 1e-7 off.
 STATES = dict(num_layers=8, layers="4x(delta,full)", delta={"key_size": 16, "value_size": 4})
@@ -98,7 +98,7 @@ def test_states_and_flexible_teams_are_kept_apart_by_the_rule():
 
 
 def test_states_and_another_kind_are_kept_apart_by_the_rule():
-    kinds = {"layers": "4x(delta,local)", "kinds": WINDOWS["kinds"]}
+    kinds = {"layers": "4x(delta,local)", "layer_types": WINDOWS["layer_types"]}
     with pytest.raises(ValueError, match=re.escape(APART["kinds", "states"])):
         shape_to_hf(ModelConfig(**SMALL | STATES | kinds), like={}, length=0, dtype="float32")
 

@@ -51,7 +51,7 @@ def refusal(asked, cluster):
         ),
         (config(sequence={"chunks": [4096, 4096]}), 6, "a cluster of 4 or 8 devices, or sequence.per_step=3"),
         (config(sequence={"chunks": 1000}), 8, "sequence.chunks=auto, or sequence.length=16000 (+95.3%)"),
-        (config(sequence={"kind": "ulysses"}, length=8208), 3, "sequence.kind=auto, a cluster of 2 or 4 devices, or"),
+        (config(sequence={"split": "ulysses"}, length=8208), 3, "sequence.split=auto, a cluster of 2 or 4 devices, or"),
         (config(sequence={"ulysses": 3}), 8, "sequence.ulysses=0"),
         (config(schedule={"interleave": 3}), 8, "schedule.interleave=auto"),
         (config(schedule={"wave": 3}, sequence={"per_step": 4}), 4, "schedule.wave=auto, or sequence.per_step=6"),
@@ -88,7 +88,7 @@ def test_the_rules_are_named_with_what_was_got():
 
 
 PINS = ({}, {"pipe": 1}, {"pipe": 2}, {"pipe": 3}, {"seq": 3}, {"data": 2}, {"data": 3, "pipe": 1})
-SEQUENCES = ({}, {"per_step": 4}, {"per_pipeline": 2}, {"chunks": 4}, {"chunks": 100}, {"kind": "ulysses"})
+SEQUENCES = ({}, {"per_step": 4}, {"per_pipeline": 2}, {"chunks": 4}, {"chunks": 100}, {"split": "ulysses"})
 
 
 @pytest.mark.parametrize("counts", [(3, 8), pytest.param((5, 6, 7, 12, 48), marks=pytest.mark.slow)], ids=str)
@@ -140,7 +140,7 @@ def test_hosts_are_taken_whole_and_the_advice_takes_no_time():
 
 
 def test_where_no_single_change_is_enough_it_says_so():
-    text, _ = refusal(config(8191, sequence={"kind": "ulysses"}), "h100:1x3")
+    text, _ = refusal(config(8191, sequence={"split": "ulysses"}), "h100:1x3")
     assert "; change several of sequence.length, sequence.per_step, the axes of the mesh" in text
-    text, _ = refusal(config(8191, sequence={"kind": "ulysses"}, mesh={"pipe": 3}), "h100:1x3")
+    text, _ = refusal(config(8191, sequence={"split": "ulysses"}, mesh={"pipe": 3}), "h100:1x3")
     assert "got mesh.pipe=3; change several of" in text

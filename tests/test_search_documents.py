@@ -29,7 +29,7 @@ def documents_for(asked, mean=300, **given):
 
 
 # Layers of two kinds, one of them with a window; and of a kind that has a state.
-KINDS = TINY | {"layers": "4x(near,full)", "kinds": {"near": {"sliding_window": 256}}}
+KINDS = TINY | {"layers": "4x(near,full)", "layer_types": {"near": {"sliding_window": 256}}}
 STATES = TINY | {"layers": "4x(delta,full)"}
 LONG, PLAIN = {"smallest_chunk": 1024}, {"interleave": 1}
 SLOW_LINK = {"host_link_bytes_s": 2e7}

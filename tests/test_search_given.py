@@ -35,7 +35,7 @@ VALUES = {
     "sequence.longest": [1.25, 3.0],
     "sequence.shapes": [[64], [128, 1024], [1024], [3], [2048]],
     "sequence.chunks": [1, 2, 4, [768, 256], [256, 768]],
-    "sequence.kind": ["ulysses", "ring", "hybrid"],
+    "sequence.split": ["ulysses", "ring", "hybrid"],
     "sequence.ulysses": [1, 2, 3],
     "sequence.ring_pass": ["kv", "q"],
     "sequence.groups": ["static", "flex"],

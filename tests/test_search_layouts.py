@@ -18,7 +18,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_layers_with_a_window_or_a_state_run_again_for_the_one_that_sees_all_tokens(name):
     layers, kinds, most, again = CASES[name]
-    model = dict(vocab_size=256, hidden_size=128, num_layers=8, num_heads=4, mlp_size=256, layers=layers, kinds=kinds)
+    model = dict(
+        vocab_size=256, hidden_size=128, num_layers=8, num_heads=4, mlp_size=256, layers=layers, layer_types=kinds
+    )
     asked = dict(
         model=model,
         sequence={"length": 4096},

@@ -82,13 +82,13 @@ def test_planning_never_imports_jax():
         (1, {}, ("ulysses", 1, 1)),
         (4, {}, ("ulysses", 4, 1)),
         (3, {}, ("ring", 1, 3)),
-        (8, {"kind": "ring"}, ("ring", 1, 8)),
+        (8, {"split": "ring"}, ("ring", 1, 8)),
         (8, {"ulysses": 2}, ("hybrid", 2, 4)),
-        (2, {"kind": "ring"}, ("ring", 1, 2)),
-        (8, {"kind": "hybrid"}, ("hybrid", 4, 2)),
-        (4, {"kind": "hybrid"}, ("hybrid", 2, 2)),
-        (2, {"kind": "hybrid"}, ("hybrid", 1, 2)),
-        (8, {"kind": "hybrid", "ulysses": 2}, ("hybrid", 2, 4)),
+        (2, {"split": "ring"}, ("ring", 1, 2)),
+        (8, {"split": "hybrid"}, ("hybrid", 4, 2)),
+        (4, {"split": "hybrid"}, ("hybrid", 2, 2)),
+        (2, {"split": "hybrid"}, ("hybrid", 1, 2)),
+        (8, {"split": "hybrid", "ulysses": 2}, ("hybrid", 2, 4)),
     ],
 )
 def test_sequence_kind(seq, sequence, expected):
@@ -343,16 +343,16 @@ def test_table_must_agree_with_the_config(tmp_path, groups, words):
         ),
         (dict(mesh={"pipe": 3}), "got mesh.pipe=3; use 2 or 4 virtual stages, or a model of 3 or 6 layers"),
         (
-            dict(mesh={"seq": 8}, sequence={"kind": "ulysses"}),
+            dict(mesh={"seq": 8}, sequence={"split": "ulysses"}),
             "mesh.seq must divide model.num_heads=4 for ulysses, got mesh.seq=8; use one of [1, 2, 4]",
         ),
         (
-            dict(mesh={"seq": 8}, sequence={"kind": "hybrid", "ulysses": 8}),
+            dict(mesh={"seq": 8}, sequence={"split": "hybrid", "ulysses": 8}),
             "sequence.ulysses must divide model.num_heads=4 for ulysses, got sequence.ulysses=8",
         ),
         (
-            dict(mesh={"seq": 2}, sequence={"kind": "ring", "ulysses": 2}),
-            "set sequence.ulysses=0, or use sequence.kind=hybrid",
+            dict(mesh={"seq": 2}, sequence={"split": "ring", "ulysses": 2}),
+            "set sequence.ulysses=0, or use sequence.split=hybrid",
         ),
         (dict(mesh={"seq": 5}), "mesh.seq must divide sequence.length=64, got mesh.seq=5; use 60 or 65 tokens"),
         (
@@ -546,7 +546,7 @@ def test_pipelines_that_cannot_share_the_sequences_are_refused():
 
 def test_a_plan_visits_no_more_blocks_than_the_kernel_for_tpus_lists():
     """Of one chunk there are 256 blocks of queries and 1024 of keys, of each of two 128 and 768."""
-    cluster, kind = parse_cluster("v5p:2x2x1"), {"kind": "ulysses", "chunks": 1}
+    cluster, kind = parse_cluster("v5p:2x2x1"), {"split": "ulysses", "chunks": 1}
     with pytest.raises(ValueError, match="at most 196608 pairs of blocks in a chunk, got 256 blocks of qu"):
         make_plan(config(LLAMA, 2**18, mesh={"seq": 4}, sequence=kind), cluster)
     with warnings.catch_warnings():

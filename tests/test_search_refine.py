@@ -95,7 +95,7 @@ def test_queries_travel_in_every_tick_where_bodies_are_saved_and_the_step_is_a_t
 
 
 def test_what_is_asked_for_stays_and_so_does_a_plan_without_a_ring():
-    for sequence in ({"kind": "ulysses"}, {"kind": "ring", "ring_pass": "kv"}):
+    for sequence in ({"split": "ulysses"}, {"split": "ring", "ring_pass": "kv"}):
         plan = search(config_of(2**20, **sequence)).plan
         assert plan.ring_pass == sequence.get("ring_pass", "auto")
         assert "queries travel" not in plan.reasons["sequence_kind"]

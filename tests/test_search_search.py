@@ -324,7 +324,7 @@ def test_bounds_of_given_chunks_are_below_what_they_bound(lengths):
 def test_of_given_chunks_the_fastest_layout_is_found():
     """The pipeline fills with one of the chunks, not with a sequence; so ring and ulysses are compared."""
     groups = {"mesh": {"pipe": 4}, "sequence": {"chunks": [2048] * 4}, "schedule": {"name": "sppo", **PLAIN}}
-    found, slower = search(large("llama3-8b", "h100:1x8", 8192, **groups)), {"kind": "ring", "chunks": [2048] * 4}
+    found, slower = search(large("llama3-8b", "h100:1x8", 8192, **groups)), {"split": "ring", "chunks": [2048] * 4}
     other = search(large("llama3-8b", "h100:1x8", 8192, **{**groups, "sequence": slower}))
     assert found.plan.sequence_kind == "ulysses" and found.fastest_s < other.fastest_s
 
@@ -398,7 +398,7 @@ def test_bounds_of_waves_of_a_large_model_are_below_what_they_bound(length):
     ("preset", "length"),
     [("gpt-13b", 2**19), ("llama2-7b", 2**17), pytest.param("llama2-70b", 2**20, marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("sequence", [{}, {"kind": "ring"}])
+@pytest.mark.parametrize("sequence", [{}, {"split": "ring"}])
 def test_bounds_of_chunks_of_equal_cost_are_below_what_they_bound(preset, length, sequence):
     groups = {**SEVERAL, "sequence": {"balance": "cost", **sequence}}
     request = read_request(large(preset, "a100-80g:8x8", length, **groups))
@@ -502,7 +502,7 @@ def test_the_faster_order_is_chosen():
     assert slower.plan.schedule.name != "breadth-first"
     assert "no breadth-first plan that fits takes 0.5% less time" in slower.plan.reasons["schedule"]
     # Plans with a ring compete, too.
-    on_rings = searched(2**19, sequence={"kind": "ring"}, mesh={"pipe": 1}).plan
+    on_rings = searched(2**19, sequence={"split": "ring"}, mesh={"pipe": 1}).plan
     assert on_rings.ring == 8 and on_rings.schedule.name == "breadth-first"
     on_cpus = search(config(), small(8))
     assert on_cpus.plan.schedule.name != "breadth-first"
@@ -817,7 +817,7 @@ def test_host_memory_can_be_what_stops_it():
             "mesh.pipe * schedule.interleave=2 must divide model.num",
         ),
         (
-            dict(sequence={"kind": "ulysses"}, mesh={"seq": 64, "pipe": 2}),
+            dict(sequence={"split": "ulysses"}, mesh={"seq": 64, "pipe": 2}),
             "mesh.seq must divide model.num_heads=32 for ulysses, got mesh.seq=64",
         ),
         (dict(length=1000), "no mesh of 128 devices suits the model and the sequence"),

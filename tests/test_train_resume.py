@@ -115,7 +115,7 @@ OTHERS = [
     {"mesh": {"data": 1, "pipe": 2, "seq": 2}, "sequence": {"chunks": 8, "balance": "cost", "per_pipeline": 2}},
     {
         "mesh": {"data": 2, "pipe": 1, "seq": 2},
-        "sequence": {"chunks": [32, 16, 16], "shapes": [18, 36], "kind": "ring"},
+        "sequence": {"chunks": [32, 16, 16], "shapes": [18, 36], "split": "ring"},
     },
 ]
 
@@ -145,7 +145,7 @@ def test_a_run_goes_on_on_another_mesh(x64, source, tmp_path, groups):
 # Devices that divide neither each other's nor the model's sizes: parameters are stored with other zeros on each.
 ODD = [
     {"mesh": {"data": 3, "pipe": 1, "seq": 1}, "train": {"devices": "cpu:3"}},
-    {"mesh": {"data": 1, "pipe": 1, "seq": 5}, "sequence": {"kind": "ring"}, "train": {"devices": "cpu:5"}},
+    {"mesh": {"data": 1, "pipe": 1, "seq": 5}, "sequence": {"split": "ring"}, "train": {"devices": "cpu:5"}},
     {"mesh": {"data": 3, "pipe": 1, "seq": 2}, "train": {"devices": "cpu:6"}},
 ]
 

@@ -156,7 +156,7 @@ def test_twenty_steps_with_the_optimizer_on_the_host_are_those_of_the_dense_mode
 def test_other_layers_train_too(case, x64, monkeypatch):
     module, wide = sys.modules[__name__], {"mlp_size": 9, "head_dim": 10}
     lone = case != "a state"
-    layers = dict(layers="2x(wide,full)", kinds={"wide": wide}) if lone else dict(layers="2x(delta,full)")
+    layers = dict(layers="2x(wide,full)", layer_types={"wide": wide}) if lone else dict(layers="2x(delta,full)")
     monkeypatch.setattr(module, "MODEL", dict(num_layers=4) | layers)
     monkeypatch.setattr(module, "NUM_GROUPS", 4 if lone else 2)
     monkeypatch.setitem(MESHES, "seq", (1, 1, 2))

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.xdist_group("train_teams"), pytest.mark.usefixtures("c
 STEPS = 20
 SETTINGS = {
     "mesh": {"data": 1, "pipe": 2, "seq": 4},
-    "sequence": {"length": 64, "chunks": 2, "per_pipeline": 2, "kind": "ring", "groups": "flex"},
+    "sequence": {"length": 64, "chunks": 2, "per_pipeline": 2, "split": "ring", "groups": "flex"},
     "stash": {"inputs": "keep", "attention": "recompute"},
     "train": {"steps": STEPS, "devices": "cpu:8", "log_every": 1, "eval_every": STEPS, "eval_sequences": 2},
 }

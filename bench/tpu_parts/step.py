@@ -18,7 +18,7 @@ from sppo_jax.search.make import make_plan
 from sppo_jax.train.kernel_check import check_kernels_once
 
 _K = 1024
-_RING = {"sequence": {"kind": "ring", "ring_pass": "kv", "chunks": 2}}
+_RING = {"sequence": {"split": "ring", "ring_pass": "kv", "chunks": 2}}
 
 
 def cases(*, tiny: bool) -> list[Case]:

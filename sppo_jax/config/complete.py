@@ -22,7 +22,7 @@ _NEWER = {
     *("embedding_scale", "query_scale", "logit_cap", "output_gate", "mixer"),
 }
 # Fields that the weights decide, and that a complete config may be without.
-_LAYERS = ("layers", "kinds")
+_LAYERS = ("layers", "layer_types")
 
 
 def expand_model(settings: Mapping[str, Any]) -> Mapping[str, Any]:

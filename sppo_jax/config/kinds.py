@@ -46,7 +46,7 @@ class KindConfig(Section):
         experts: settings of `model.experts` that the kind replaces, each by its name; `{count: 0}` is a plain MLP.
     """
 
-    section: ClassVar[str] = "model.kinds.NAME"
+    section: ClassVar[str] = "model.layer_types.NAME"
     mixer: Literal["attention", "delta"] | None = None
     delta: Settings | None = None
     num_heads: int | None = None
@@ -171,12 +171,12 @@ def check_kinds(names: tuple[str, ...], kinds: Mapping[str, KindConfig], num_lay
         if name not in (FULL, DELTA) and name not in kinds:
             known = ", ".join(dict.fromkeys((*kinds, FULL, DELTA)))
             raise ConfigError(
-                f"model.layers must name kinds of model.kinds, {FULL} or {DELTA}, got {name}; use one of {known}, or "
-                f"add model.kinds.{name}"
+                f"model.layers must name types of model.layer_types, {FULL} or {DELTA}, got {name}; use one of "
+                f"{known}, or add model.layer_types.{name}"
             )
     for name in kinds:
         if name not in names:
             raise ConfigError(
-                f"each kind of model.kinds must be the kind of a layer, got {name}, which no layer has; name it in "
-                "model.layers, or remove it"
+                f"each name in model.layer_types must be the type of a layer, got {name}, which no layer has; name it "
+                "in model.layers, or remove it"
             )

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from sppo_jax.config.complete import expand_model
+from sppo_jax.config.renamed import renamed_override, with_new_names
 from sppo_jax.config.section import ConfigError, Unset, build_section
 from sppo_jax.config.sections import Config
 from sppo_jax.config.yaml_numbers import NumberLoader
@@ -84,10 +85,11 @@ def config_from_dict(settings: Mapping[str, Any], overrides: Iterable[str] = ())
 
 
 def _overridden(settings: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Returns settings with overrides applied, one after another."""
-    changed = dict(settings)
+    """Returns settings with overrides applied, one after another, all under their names of today."""
+    changed = with_new_names(settings)
     for override in overrides:
-        _apply_override(changed, override)
+        _apply_override(changed, renamed_override(override))
+        changed = with_new_names(changed)
     return changed
 
 

@@ -30,7 +30,7 @@ class ModelConfig(Section):
         num_layers: number of layers; 1 to 10000; may be left out where `model.layers` names them.
         layers: the kind of each layer, names with counts and brackets such as 10x(5xlocal,full),2xlocal, where "full"
             is the model itself, and "delta" the model with `mixer: delta`; null: all layers are alike.
-        kinds: for each other name in `model.layers` what its layers have in place of the model's settings.
+        layer_types: for each other name in `model.layers` what its layers have in place of the model's settings.
         mixer: what mixes the tokens of a layer: "attention", or "delta", the gated delta rule, whose past is a state
             of constant size.
         delta: the gated delta rule of layers that have it.
@@ -77,7 +77,7 @@ class ModelConfig(Section):
     hidden_size: int
     num_layers: int
     layers: str | None = None
-    kinds: dict[str, KindConfig] = field(default_factory=dict, hash=False)
+    layer_types: dict[str, KindConfig] = field(default_factory=dict, hash=False)
     mixer: Literal["attention", "delta"] = "attention"
     delta: DeltaConfig = field(default_factory=DeltaConfig)
     num_heads: int
@@ -218,19 +218,19 @@ class ModelConfig(Section):
 
     def _check_kinds(self) -> None:
         if self.layers is None:
-            if self.kinds:
+            if self.layer_types:
                 raise ConfigError(
-                    f"model.kinds must have model.layers, which says where they are, got {', '.join(self.kinds)} "
-                    "without; set model.layers, or remove model.kinds"
+                    "model.layer_types must have model.layers, which says where they are, got "
+                    f"{', '.join(self.layer_types)} without; set model.layers, or remove model.layer_types"
                 )
             return
         names = self.kind_names
-        check_kinds(names, self.kinds, self.num_layers)
+        check_kinds(names, self.layer_types, self.num_layers)
         for name in dict.fromkeys(names):
             try:
                 self.of_kind(name)
             except ConfigError as error:
-                raise ConfigError(f"model.kinds.{name}: {error}") from None
+                raise ConfigError(f"model.layer_types.{name}: {error}") from None
 
     def _complete_mlp(self) -> None:
         if self.mlp_size or self.experts.count and self.experts.size:
@@ -242,11 +242,11 @@ class ModelConfig(Section):
 
 @lru_cache(maxsize=256)
 def _of_kind(model: ModelConfig, name: str) -> ModelConfig:
-    given = replaced_by(model.kinds, name)
+    given = replaced_by(model.layer_types, name)
     for part in given.keys() & {"rope", "experts", "delta"}:
         own = getattr(model, part)
         given[part] = build_section(type(own), {**dataclasses.asdict(own), **given[part]}, f"model.{part}")
-    return dataclasses.replace(model, layers=None, kinds={}, **given)
+    return dataclasses.replace(model, layers=None, layer_types={}, **given)
 
 
 @lru_cache(maxsize=256)

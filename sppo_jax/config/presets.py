@@ -64,7 +64,7 @@ def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
     chosen = {"mlp": "clamped", "bias": True, "scores": "softmax_of_chosen"}
     return shape | {
         "layers": f"{layers // 2}x(local,full)",
-        "kinds": {"local": {"sliding_window": 128}},
+        "layer_types": {"local": {"sliding_window": 128}},
         "experts": {"count": experts, "chosen": 4, "size": 2880, **chosen},
         "rope": rope,
     }
@@ -82,7 +82,7 @@ def _gemma3(hidden: int, layers: int, heads: int, kv_heads: int, mlp_size: int, 
               "unit_norm": True, "tied_embeddings": True, "norm_eps": 1e-6}  # fmt: skip
     return _llama(hidden, layers, heads, kv_heads, mlp_size, **fields) | {
         "layers": f"{layers // 6}x(5xlocal,full)" + (f",{rest}xlocal" if rest else ""),
-        "kinds": _local(1024, 1e4),
+        "layer_types": _local(1024, 1e4),
         "rope": {"theta": 1e6, "scaling": "linear", "factor": 8.0, "original_length": 131072},
         "embedding_scale": hidden**0.5,
         "query_scale": scalar**-0.5,
@@ -93,7 +93,7 @@ def _olmo3(hidden: int, layers: int, heads: int, kv_heads: int, mlp_size: int) -
     fields = {"vocab_size": 100278, "norm_eps": 1e-6, "norms": "behind", "qk_norm": True, "qk_norm_over_heads": True}
     return _llama(hidden, layers, heads, kv_heads, mlp_size, **fields) | {
         "layers": f"{layers // 4}x(3xlocal,full)",
-        "kinds": _local(4096, 5e5),
+        "layer_types": _local(4096, 5e5),
         "rope": {"theta": 5e5, "scaling": "yarn", "factor": 8.0, "original_length": 8192},
     }
 

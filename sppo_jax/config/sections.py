@@ -69,7 +69,7 @@ class SequenceConfig(Section):
         shapes: at most 6 token counts to which ticks are rounded up, in rising order, each a multiple of `mesh.seq`
             times the tile of a device; the last count must hold the longest chunk; "auto": for chunks of equal cost the
             counts with the least padding, for other chunks the longest chunk of each tick.
-        kind: how attention is spread over the `seq` axis: "ulysses" exchanges heads, "ring" passes arrays from device
+        split: how attention is spread over the `seq` axis: "ulysses" exchanges heads, "ring" passes arrays from device
             to device, "hybrid" does both; "auto": chosen by the planner.
         ulysses: devices among which Ulysses exchanges attention heads; at least 1, a divisor of
             `mesh.seq` where `mesh.seq` is a number; 0: chosen by the planner.
@@ -92,7 +92,7 @@ class SequenceConfig(Section):
     balance: Literal["auto", "equal", "flops", "cost"] = "auto"
     longest: Literal["auto"] | float = "auto"
     shapes: Literal["auto"] | tuple[int, ...] = "auto"
-    kind: Literal["auto", "ulysses", "ring", "hybrid"] = "auto"
+    split: Literal["auto", "ulysses", "ring", "hybrid"] = "auto"
     ulysses: int = 0
     ring_pass: Literal["auto", "kv", "q"] = "auto"
     per_pipeline: int = 1

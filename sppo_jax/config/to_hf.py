@@ -201,7 +201,7 @@ def _family_of_kinds(model: ModelConfig, preferred: str | None) -> str | None:
     names = set(model.kind_names)
     if len(names) == 1:
         return None
-    changed = [model.kinds[name].replaced() for name in names if name in model.kinds]
+    changed = [model.layer_types[name].replaced() for name in names if name in model.layer_types]
     has_delta = bool(_delta_kinds(model))
     if has_delta and all(set(kind) <= {"mixer"} for kind in changed):
         return _family_name(model, preferred)
@@ -215,7 +215,7 @@ def _family_of_kinds(model: ModelConfig, preferred: str | None) -> str | None:
         return "qwen3_moe"
     if not model.sliding_window and len(changed) == 1 and {"sliding_window"} <= set(changed[0]) <= {*_OF_WINDOWS}:
         window = changed[0]["sliding_window"]
-        family = _family_name(replace(model, layers=None, kinds={}, sliding_window=window), preferred)
+        family = _family_name(replace(model, layers=None, layer_types={}, sliding_window=window), preferred)
         if FAMILIES[family].local_theta or family in ("qwen2", "qwen3", "gpt_oss") and len(changed[0]) == 1:
             return family
     raise ValueError(

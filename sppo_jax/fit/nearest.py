@@ -10,7 +10,7 @@ from sppo_jax.hardware.capacity import spare_share
 from sppo_jax.search.search import search
 
 _MESH = ("mesh.data", "mesh.pipe", "mesh.seq", "mesh.weights", "optimizer.place")
-_TICKS = ("sequence.chunks", "sequence.kind", "schedule.name", "schedule.interleave", "schedule.wave")
+_TICKS = ("sequence.chunks", "sequence.split", "schedule.name", "schedule.interleave", "schedule.wave")
 _STASH = tuple(f"stash.{name}" for name in ("inputs", "attention", "rest", "alpha", "kv_grad_dtype", "kv", "waiting"))
 _LENGTH_STEPS = 8
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from sppo_jax.files.whole import parse_json
 from sppo_jax.plan.host_pieces import ONE_PIECE
+from sppo_jax.plan.renamed import new_name
 
-SCHEMA_VERSION = 16
+SCHEMA_VERSION = 17
 # What `sppo plan --json` adds to a plan to report on it; no part of the plan, so left aside where one is read.
 REPORT_KEYS = (
     "fits",
@@ -93,7 +94,16 @@ def _upgraded(values: dict[str, Any]) -> dict[str, Any]:
             values = {**added, **values}
         elif isinstance(values.get(place), dict):
             values[place] = {**added, **values[place]}
+    if values.get("schema_version") == 16:
+        values = {**values, "schema_version": 17, "model": _of_today(values.get("model"))}
     return values
+
+
+def _of_today(model: Any) -> Any:
+    """Returns the settings of an older plan's model under their names of today."""
+    if not isinstance(model, dict):
+        return model
+    return {new_name(f"model.{name}").removeprefix("model."): value for name, value in model.items()}
 
 
 def _read(cls: type, values: Any, where: str) -> Any:

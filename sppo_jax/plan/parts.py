@@ -55,7 +55,7 @@ def model_shape(model: Any) -> dict[str, int | str]:
         return found
     kinds = dict.fromkeys(model.kind_names)
     of_kinds = {name: _shape(model.of_kind(name), _MODEL_FIELDS[3:]) for name in kinds}
-    parts = {f"kinds.{name}.{field}": size for name, shape in of_kinds.items() for field, size in shape.items()}
+    parts = {f"layer_types.{name}.{field}": size for name, shape in of_kinds.items() for field, size in shape.items()}
     return {**found, "layers": model.layers, **parts}
 
 

@@ -14,7 +14,7 @@ _SAID: dict[str, Callable[[Plan], Any]] = {
     "mesh.seq": lambda plan: plan.mesh.seq,
     "mesh.weights": lambda plan: plan.weights,
     "sequence.shapes": lambda plan: plan.schedule.shapes,
-    "sequence.kind": lambda plan: plan.sequence_kind,
+    "sequence.split": lambda plan: plan.sequence_kind,
     "sequence.ulysses": lambda plan: plan.ulysses,
     "sequence.ring_pass": lambda plan: plan.ring_pass,
     "schedule.name": lambda plan: plan.schedule.name,
@@ -52,7 +52,7 @@ _SEVERAL_MEMBERS = (lambda plan: plan.mesh.seq > 1, "mesh.seq is 1")
 _ACTS = (
     _Acts("sequence.balance", *_SEVERAL_CHUNKS),
     _Acts("sequence.longest", *_SEVERAL_CHUNKS),
-    _Acts("sequence.kind", *_SEVERAL_MEMBERS),
+    _Acts("sequence.split", *_SEVERAL_MEMBERS),
     _Acts("sequence.ulysses", *_SEVERAL_MEMBERS),
     _Acts("sequence.ring_pass", lambda plan: plan.ring > 1, "there is no ring"),
     _Acts(

@@ -24,7 +24,7 @@ _RELEASED = (
     ("stash", ("inputs", "attention", "rest", "alpha")),
     ("stash", ("kv_grad_dtype",)),
     ("sequence", ("chunks",)),
-    ("sequence", ("kind", "ulysses")),
+    ("sequence", ("split", "ulysses")),
     ("schedule", ("wave",)),
     ("schedule", ("name", "interleave")),
     ("mesh", ("pipe", "seq")),

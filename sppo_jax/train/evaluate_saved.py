@@ -11,6 +11,7 @@ import jax
 from flax import nnx
 
 from sppo_jax.config import Config, ConfigError, config_from_dict
+from sppo_jax.config.renamed import with_new_names
 from sppo_jax.data.ends import warn_of_other_ends
 from sppo_jax.data.open import prepare_data
 from sppo_jax.models import build_model
@@ -121,7 +122,7 @@ def _settings(saved: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             "a checkpoint must hold the config of the run, got no config; use a checkpoint that sppo train wrote"
         )
-    return dict(settings)
+    return with_new_names(settings)
 
 
 def _plans_anew(overrides: Sequence[str]) -> bool:

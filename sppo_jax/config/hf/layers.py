@@ -24,7 +24,7 @@ _ALIKE = ("mistral", "qwen3_moe")
 
 
 def layers_from_hf(config: Mapping[str, Any], windows: Sequence[int], rope: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the `ModelConfig` fields `layers` and `kinds`: null and none where all layers are alike.
+    """Returns the `ModelConfig` fields `layers` and `layer_types`: null and none where all layers are alike.
 
     Args:
         config: content of the config.json.
@@ -62,7 +62,11 @@ def layers_from_hf(config: Mapping[str, Any], windows: Sequence[int], rope: Mapp
 
 def _fields_of(names: Sequence[str], kinds: Mapping[str, Any]) -> dict[str, Any]:
     used = {name: kind for name, kind in kinds.items() if name in names}
-    return {"layers": layers_text(names), "kinds": used} if used or DELTA in names else {"layers": None, "kinds": {}}
+    return (
+        {"layers": layers_text(names), "layer_types": used}
+        if used or DELTA in names
+        else {"layers": None, "layer_types": {}}
+    )
 
 
 def _hybrid_layers(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,4 +182,4 @@ def _dense_layers(config: Mapping[str, Any]) -> list[bool]:
 
 def has_dense(layers: Mapping[str, Any]) -> bool:
     """Returns whether fields that `layers_from_hf` has made have a kind with an MLP in place of experts."""
-    return bool({DENSE, DENSE_DELTA} & set(layers["kinds"]))
+    return bool({DENSE, DENSE_DELTA} & set(layers["layer_types"]))

@@ -36,7 +36,7 @@ def sequence_splits(
     Raises:
         ValueError: the heads do not divide, or a factor does not divide `seq`.
     """
-    if sequence.kind != "auto" or seq == 1:
+    if sequence.split != "auto" or seq == 1:
         return [split_sequence(model, sequence, seq, kernel)]
     if sequence.ulysses:
         return [split_sequence(model, _as_kind(sequence, sequence.ulysses, seq), seq, kernel)]
@@ -59,8 +59,8 @@ def _on_rings(
 
 def _as_kind(sequence: SequenceConfig, factor: int, seq: int) -> SequenceConfig:
     if factor in (1, seq):
-        return replace(sequence, kind="ulysses" if factor == seq else "ring", ulysses=0)
-    return replace(sequence, kind="hybrid", ulysses=factor)
+        return replace(sequence, split="ulysses" if factor == seq else "ring", ulysses=0)
+    return replace(sequence, split="hybrid", ulysses=factor)
 
 
 def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int, kernel: str | None = None) -> SequenceSplit:
@@ -75,7 +75,7 @@ def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int, kerne
     Raises:
         ValueError: the heads do not divide, or a factor does not divide `seq`.
     """
-    kind, (num_heads, _) = sequence.kind, model.shared_heads
+    kind, (num_heads, _) = sequence.split, model.shared_heads
     if kind == "auto":
         kind = "ulysses" if num_heads % seq == 0 else "ring"
     check(Facts(num_heads=num_heads, kind=kind, ulysses=sequence.ulysses, seq=seq))

@@ -9,5 +9,6 @@ setup(
         "sppo_jax.configs": ["*.yaml", "recipes/*.yaml"],
         "sppo_jax.flex": ["*.csv"],
         "sppo_jax.check": ["*.json"],
+        "sppo_jax.hardware": ["*.json"],
     },
 )

@@ -14,6 +14,8 @@ from sppo_jax.compat import check_offload
 
 TRAIN = "train c.yaml --run-dir new"
 FLEX = "flex c.yaml"
+# A plan, or measured figures, of a version to come.
+NEWER = text("newer.json", '{"schema_version": 99}')
 
 
 @pytest.fixture
@@ -108,6 +110,7 @@ SETTINGS = [
     ("hardware.cluster=h100:100000000x8", "a cluster must have at most 1,048,576 devices"),
     ("hardware.measured=absent.json", "a file of measured figures must be what sppo profile"),
     ("hardware.measured=c.yaml", "which is not JSON"),
+    ("hardware.measured=newer.json", "got newer.json: schema_version must be 1 or 2, got 99; "),
     ("stash.alpha=2", "stash.alpha must be auto or in [0, 1]"),
     ("stash.alpha=[0.5]", "give 2 values, one number, or auto"),
     ("sequence.longest=0.5", "sequence.longest must be at least 1 (the mean chunk), got 0.5; raise it or set auto"),
@@ -172,10 +175,19 @@ SETTINGS = [
 
 @pytest.mark.parametrize(("overrides", "expected"), SETTINGS)
 def test_settings(place, capfd, overrides, expected):
+    NEWER()
     check_refused(f"{TRAIN} {overrides}", expected, place, capfd)
 
 
 CONFIGS = {
+    "of a newer version": (
+        b"schema_version: 99\nmodel: {preset: gpt-7b}\nsequence: {length: 4}\ntrain: {steps: 1}\n",
+        "schema_version is not a setting; the nearest setting is",
+    ),
+    "with a setting of a newer version": (
+        b"model: {preset: gpt-7b, speculation: 3}\nsequence: {length: 4}\ntrain: {steps: 1}\n",
+        "model.speculation is not a setting; the nearest setting is model.",
+    ),
     "empty": (b"", "a config must hold sections of settings such as model and train, got x.yaml with none"),
     "a list": (b"- a\n- b\n", "a config must hold sections of settings"),
     "binary": (bytes(range(256)), "a config must be a readable YAML file, got x.yaml"),
@@ -229,6 +241,16 @@ COMMANDS = {
     "a run dir too long": (f"train c.yaml --run-dir {'a' * 300}", "File name too long", None),
     "no such plan": (f"{TRAIN} --plan absent.json", "--plan must be a readable plan.json, got absent.json", None),
     "a plan that is none": (f"{TRAIN} --plan c.yaml", "--plan c.yaml: plan.json must hold JSON text", None),
+    "a plan of a newer version": (
+        f"{TRAIN} --plan newer.json",
+        "--plan newer.json: schema_version of plan.json must be 16, got 99; plan again",
+        NEWER,
+    ),
+    "a fit of a plan of a newer version": (
+        "fit c.yaml --plan newer.json",
+        "--plan newer.json: schema_version of plan.json must be 16, got 99; plan again",
+        NEWER,
+    ),
     "a plan of no keys": (f"{TRAIN} --plan p.json", "--plan p.json: ", text("p.json", "{}")),
     "a page in no directory": ("plan c.yaml --html a/b.html", "there is no directory a", None),
     "a page that is a directory": ("plan c.yaml --html .", "it is a directory", None),

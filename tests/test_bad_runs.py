@@ -77,6 +77,11 @@ REFUSED = {
         None,
     ),
     "other data": (f"{GO_ON} data.seed=1", "data.seed must stay 0, the value in run/config.yaml", None),
+    "the config of a newer version": (
+        GO_ON,
+        "speculation is not a setting",
+        text("run/config.yaml", "speculation: 3\n"),
+    ),
     "a torn config.yaml": (GO_ON, "config.yaml", text("run/config.yaml", "model: {")),
     "a config for a run dir": (
         "train own/config.yaml --run-dir own",
@@ -190,6 +195,12 @@ def test_a_run_that_another_holds(place, capfd):
 SURVIVED = {
     "torn metrics": (GO_ON, "all 2 steps were done", cut("run/metrics.jsonl", 9)),
     "no plan": (GO_ON, "all 2 steps were done", unlink("run/plan.json")),
+    "a plan of a newer version": (GO_ON, "all 2 steps were done", text("run/plan.json", '{"schema_version": 99}')),
+    "a report of a plan of a newer version": (
+        "report run",
+        "report.html",
+        text("run/plan.json", '{"schema_version": 99}'),
+    ),
     "a report of torn metrics": ("report run", "report.html", cut("run/metrics.jsonl", 9)),
     "a report of no plan": ("report run", "report.html", text("run/plan.json", "{")),
 }

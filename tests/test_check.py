@@ -2,15 +2,19 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
-from distributed_cases import REPO, finish, start_in, start_processes
+from distributed_cases import REPO, environment, finish, start_in, start_processes
 from small_run import write_config
 
 from sppo_jax.check.small import shrunk
 from sppo_jax.commands import check
 from sppo_jax.config import load_config
+from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.hardware import parse_cluster
+from sppo_jax.models.counts import num_params
 from sppo_jax.search.make import make_plan, resolve_cluster
 
 # The rows that train take most of the time, and have a test of their own.
@@ -75,6 +79,52 @@ sys.exit(main(["check", "--devices", "cpu:2", "--quick"]))
         assert status == 1, errors
         verdict, text = rows_of(out)["collectives in a host"]
         assert verdict == "FAILS" and re.match(r"no answer within 4 s from process 1 on \S+ \(has not begun\);", text)
+
+
+def test_a_process_that_never_comes_is_named():
+    code = """
+from sppo_jax.cli import main
+sys.exit(main(["check", "--devices", "cpu:2", "--quick"]))
+"""
+    came, killed = start_processes(code, 2, SPPO_TIMEOUT_S=2)
+    killed.kill()
+    (status, out, errors), _ = finish([came, killed])
+    assert (status, out, errors.count("\n")) == (1, "", 1), errors
+    assert "got 1, without process 1;" in errors
+
+
+ALONE = "from sppo_jax.cli import main\nsys.exit(main(['check', *sys.argv[1:]]))"
+
+
+def test_a_full_disk_and_a_flag_that_hangs_fail_before_a_device_starts(tmp_path):
+    """/proc is a file system without a free byte."""
+    config = write_config(tmp_path / "config.yaml")
+    ((status, out, errors),) = finish(start_in([{}], ALONE, config, "checkpoint.dir=/proc/x"))
+    rows = rows_of(out)
+    assert status == 1 and list(rows) == ["software", "machine", "processes"], errors
+    verdict, text = rows["machine"]
+    needed = 2 * 12 * num_params(load_config(config).model)
+    assert verdict == "FAILS" and text.startswith("0 bytes free at /proc of process 0 on ")
+    assert f"(expected: {format_bytes(needed)}, for two checkpoints); free space" in text
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_while_a_checkpoint_is_written_fails_the_command(tmp_path):
+    """A file system of 64 KiB, which only this process sees, takes the first bytes."""
+    apart = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=64k full "$1" && shift && exec "$@"', "sh"]
+    if subprocess.run([*apart, str(tmp_path), "true"], capture_output=True).returncode:
+        pytest.skip("this system lets no user mount a file system apart")
+    (tmp_path / "full").mkdir()
+    config = write_config(tmp_path / "config.yaml")
+    words = ["check", config, "--devices", "cpu:2", "--quick", f"checkpoint.dir={tmp_path / 'full'}"]
+    code = FEW.replace("{KEPT}", "{'machine', 'devices', 'one program', 'three steps'}") + (
+        f"import sys; sys.exit(main({list(map(str, words))}))"
+    )
+    run = [*apart, str(tmp_path / "full"), sys.executable, "-c", code]
+    done = subprocess.run(run, capture_output=True, text=True, env=environment(), cwd=REPO, timeout=300)
+    verdict, text = rows_of(done.stdout)["three steps"]
+    assert done.returncode == 1 and done.stderr == "", done
+    assert verdict == "FAILS" and "No space left on device" in text and "in process 0 on " in text
 
 
 @pytest.mark.parametrize(

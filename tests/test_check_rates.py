@@ -156,3 +156,23 @@ def test_a_run_says_its_step_with_the_rates_that_were_measured_here(tmp_path, mo
     assert got[1] != got[2]
     assert measured_line(config, plan, cluster, {**facts, "driver": "590.1"}) == ""
     assert measured_line(config, plan, make_cluster(DEVICES["h100"], 8), facts) == ""
+
+
+def test_measured_figures_of_another_driver_or_cudnn_are_told(tmp_path):
+    path = tmp_path / "check.json"
+    path.write_text(json.dumps(to_json({}, found())))
+    settings = {"model": {"preset": "llama3.2-1b"}, "sequence": {"length": 65536}, "train": {"steps": 1}}
+    config = config_from_dict({**settings, "hardware": {"measured": str(path)}})
+    cluster, facts = make_cluster(DEVICES["h100"], 4), {"driver": "580.1", "cuDNN": "9.20.0"}
+
+    def line(**changes):
+        return measured_line(config, None, cluster, facts | changes)
+
+    assert line() == line(driver="") == ""
+    assert line(driver="590.1") == (
+        f"hardware.measured should be of the driver of this run, 590.1, got {path}, measured with 580.1; run sppo check "
+        "again"
+    )
+    assert "of the cuDNN of this run, 9.21.0, got" in line(cuDNN="9.21.0")
+    path.unlink()  # a run that goes on has its plan
+    assert line(driver="590.1") == ""

@@ -35,7 +35,7 @@ def sppo(site, folder, *words):
 
 
 def test_the_wheel_plans_a_shipped_config_outside_the_checkout(site, tmp_path):
-    assert (site / "sppo_jax" / "check" / "losses.json").exists()
+    assert all((site / "sppo_jax" / name).exists() for name in ("check/losses.json", "hardware/h100.json"))
     assert {path.name for path in (site / "sppo_jax" / "configs").rglob("*.yaml")} == {
         path.name for path in (ROOT / "configs").rglob("*.yaml")
     }

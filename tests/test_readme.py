@@ -17,7 +17,7 @@ PAGES = sorted({*READMES, *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").rglo
 DOCS, CODE, RECORDS = ROOT / "docs", ("bench", "launch", "studies"), ROOT / "bench" / "results" / "records.md"
 # What came after the limit was set, a page or what was added to one, and its words: they raise the limit by as many.
 LATER: dict[str, int] = {
-    "check.md": 440,
+    "check.md": 400,
     "docs/start/, a machine is checked first": 140,
     "docs/first_gpu.md, the first ten minutes": 160,
 }

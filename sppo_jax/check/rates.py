@@ -12,6 +12,7 @@ from typing import Any
 
 from sppo_jax.check.row import Figures
 from sppo_jax.config import Config
+from sppo_jax.files.paths import local_path
 from sppo_jax.files.whole import cache_directory
 from sppo_jax.hardware import Cluster, with_profile
 from sppo_jax.hardware.attention_rates import AttentionCall
@@ -116,13 +117,17 @@ def place_of(device: str, driver: str, cudnn: str, num_devices: int) -> Path:
 def measured_line(config: Config, plan: Plan, cluster: Cluster, facts: Mapping[str, str]) -> str:
     """Returns a line on a plan's step with the rates that were measured on the same devices; "" where none were.
 
+    With `hardware.measured` the plan has measured rates already: a line where other software measured them.
+
     Args:
-        config: all settings; with `hardware.measured` the plan has measured rates already.
+        config: all settings.
         plan: of the run.
         cluster: the devices of all processes.
         facts: from `software`: the driver and cuDNN.
     """
-    if config.hardware.measured is not None or cluster.device.platform == "cpu":
+    if config.hardware.measured is not None:
+        return _other_software(config.hardware.measured, facts)
+    if cluster.device.platform == "cpu":
         return ""
     driver, cudnn = facts.get("driver", ""), facts.get("cuDNN", "")
     path = place_of(cluster.device.name, driver, cudnn, cluster.num_devices)
@@ -139,3 +144,21 @@ def measured_line(config: Config, plan: Plan, cluster: Cluster, facts: Mapping[s
         f"predicted {seconds:.2f} s a step with the rates that sppo check measured here, {plan.predicted.step_s:.2f} s "
         f"from the datasheet; hardware.measured={path} plans with them"
     )
+
+
+def _other_software(path: str, facts: Mapping[str, str]) -> str:
+    """Returns a line on measured figures of another driver or cuDNN than those of this run; "" where both agree."""
+    try:
+        profile = read_profile(local_path(path, "hardware.measured"))
+    except ValueError:  # a run that goes on has its plan, and no need of the file
+        return ""
+    for name, measured, here in (
+        ("driver", profile.driver, facts.get("driver", "")),
+        ("cuDNN", profile.cudnn, facts.get("cuDNN", "")),
+    ):
+        if measured and here and measured != here:
+            return (
+                f"hardware.measured should be of the {name} of this run, {here}, got {path}, measured with {measured}; "
+                "run sppo check again"
+            )
+    return ""

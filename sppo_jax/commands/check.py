@@ -20,6 +20,7 @@ from sppo_jax.commands.command import (
 )
 from sppo_jax.commands.outputs import CHECKED, Output, check_outputs
 from sppo_jax.config import Config, config_from_dict
+from sppo_jax.files.paths import local_path
 from sppo_jax.hardware import Cluster, local_cluster, visible_gpus
 from sppo_jax.plan.plan import Plan
 from sppo_jax.processes import distributed
@@ -32,6 +33,9 @@ from sppo_jax.processes.environment import (
     skip_cuda_without_driver,
 )
 from sppo_jax.search.make import make_plan, resolve_cluster
+
+# Of a parameter and its two moments in a checkpoint, all in float32.
+_SAVED_BYTES = 12
 
 
 def run(words: Sequence[str]) -> int:
@@ -100,13 +104,13 @@ def _any_config(num_simulated: int) -> Config:
 
 def _checked(args: Namespace, config: Config | None, num_simulated: int) -> int:
     from sppo_jax.check.processes import Board
-    from sppo_jax.check.row import Wanted
     from sppo_jax.check.run import CheckRows, check_before_devices, check_devices, remove, temporary_folder, wanted_of
 
     has_gpus = bool(not num_simulated and gpus_may_start() and visible_gpus())
-    where = Path(config.checkpoint.dir) if config is not None and config.checkpoint.dir else Path()
+    directory = config.checkpoint.dir if config is not None else None
+    where = local_path(directory, "checkpoint.dir") if directory else Path()
     with Board() as board:
-        rows = CheckRows(board, Wanted(is_timed=has_gpus), distributed.say)
+        rows = CheckRows(board, _wanted_of_host(config, where, num_simulated, has_gpus=has_gpus), distributed.say)
         check_before_devices(rows, where, has_gpus=has_gpus)
         if not rows.has_failed:
             cluster = _cluster(config, num_simulated)
@@ -127,6 +131,29 @@ def _checked(args: Namespace, config: Config | None, num_simulated: int) -> int:
     if distributed.is_main():
         _store(args.out, rows)
     return FAILED if rows.has_failed else DONE
+
+
+def _wanted_of_host(config: Config | None, where: Path, num_simulated: int, *, has_gpus: bool) -> Any:
+    """Returns what is known before there is a plan: devices, and room for two checkpoints of a config on its devices.
+
+    Args:
+        config: given, or None.
+        where: checkpoints go; of those that are there, one more is needed before one is deleted.
+        num_simulated: devices in the place of those of the config, which get a small model; 0: its own.
+        has_gpus: whether this process may use GPUs.
+    """
+    from sppo_jax.check.row import Wanted
+    from sppo_jax.models.counts import num_params
+    from sppo_jax.train.checkpoints.read import checkpoint_steps
+
+    simulated = num_simulated or (config.train.num_simulated_devices if config else 0)
+    here = len(visible_gpus() or ()) if has_gpus else 1
+    saved = 0 if config is None or num_simulated else _SAVED_BYTES * num_params(config.model)
+    return Wanted(
+        is_timed=has_gpus,
+        checkpoint_bytes=saved if checkpoint_steps(where) else 2 * saved,
+        num_devices=simulated or max(here, distributed.num_processes()),
+    )
 
 
 def _cluster(config: Config | None, num_simulated: int) -> Cluster:

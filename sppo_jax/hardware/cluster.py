@@ -43,11 +43,11 @@ Sources:
   128, 427 and 425 with heads of 64. So 30% of the seconds with heads of 128 do not fall with the size of a head (26% by
   another process of that day, which reached 577 and 524 with heads of 128). Blackwell takes the same share, other GPUs
   none: nobody measured them for us.
-  The H100 (SXM) takes its own rates, of the same run: 580 for a forward of a rectangle of 32768 queries and keys, and
-  490 for a backward, the mean of 487 for this rectangle and 493 for a triangle of 8192. A backward of 8192 queries and
-  32768 keys reached 523.5 and 540.6 in two processes, 532 in the mean. So calls get 8192 queries with heads of 128 or
-  more; shorter ones were not measured so. No other Hopper GPU was measured for us: the H100 PCIe, H100 NVL, H800, H20
-  and GH200 take the H200's shares of the peak.
+  The H100 (SXM) takes its own rates, of the same run (`h100.json`, made by bench/device_row.py): 580 for a forward of a
+  rectangle of 32768 queries and keys, and 490 for a backward, the mean of 487 for this rectangle and 493 for a triangle
+  of 8192. A backward of 8192 queries and 32768 keys reached 523.5 and 540.6 in two processes, 532 in the mean. So calls
+  get 8192 queries with heads of 128 or more; shorter ones were not measured so. No other Hopper GPU was measured for
+  us: the H100 PCIe, H100 NVL, H800, H20 and GH200 take the H200's shares of the peak.
   GB200 1622 and 1226 (2026-04-24, cuDNN 9.22), taken for the B200 too. studies/kernels.py compares the cost model with
   these and with other tables of that benchmark.
   Matmul of the A100: calibrated by studies/papers.py on the 1F1B run of 7B, 32K tokens, 16 sequences in Seq1F1B's
@@ -63,6 +63,7 @@ Sources:
 """
 
 import difflib
+import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -315,6 +316,8 @@ _TRAY: dict[str, Any] = _GRACE | {
     "host_memory_bytes_s": 2 * 384e9,
     "linked_devices": 72,
 }
+# Made from bench/results/gpu_h100.json by bench/device_row.py.
+_MEASURED: dict[str, Any] = json.loads(Path(__file__).with_name("h100.json").read_text(encoding="utf-8"))
 # `attention_rows` is the rows of a tile of the fused kernel times the multiprocessors.
 _A100: dict[str, Any] = {
     "matmul_efficiency": 0.641,  # calibrated by studies/papers.py
@@ -331,18 +334,18 @@ _HOPPER: dict[str, Any] = {
     "fused_head_dim": 256,
     "attention_efficiency": 619 / 989,
     "attention_backward": 2.5 * 619 / 528,
-    "attention_fixed": 0.3,
+    "attention_fixed": _MEASURED["attention_fixed"],
     "attention_rows": 128 * 132,
 }
 # One H100's own rates.
 _H100: dict[str, Any] = _HOPPER | {
-    "matmul_efficiency": 0.73,
-    "elementwise_efficiency": 0.57,
+    "matmul_efficiency": _MEASURED["matmul_efficiency"],
+    "elementwise_efficiency": _MEASURED["elementwise_efficiency"],
     "assumed": False,
-    "attention_efficiency": 580 / 989,
-    "attention_backward": 2.5 * 580 / 490,
-    "backward_queries": 8192,
-    "attention_backward_in_blocks": 2.5 * 580 / 532,
+    "attention_efficiency": _MEASURED["forward_flops_s"] / 989e12,
+    "attention_backward": 2.5 * _MEASURED["forward_flops_s"] / _MEASURED["backward_flops_s"],
+    "backward_queries": _MEASURED["backward_queries"],
+    "attention_backward_in_blocks": 2.5 * _MEASURED["forward_flops_s"] / _MEASURED["backward_in_blocks_flops_s"],
 }
 _BLACKWELL: dict[str, Any] = {
     "attention_efficiency": 1622 / 2250,

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from distributed_cases import REPO, environment, finish, start_in, start_processes
+from quick_flags import QUICK_XLA_FLAGS
 from small_run import write_config
 
 from sppo_jax.check.small import shrunk
@@ -23,8 +24,8 @@ from sppo_jax.check import collectives, host_rows, products, run
 from sppo_jax.cli import main
 from jax import lax
 import jax.numpy as jnp
-add = run.Rows.add
-run.Rows.add = lambda self, name, *rest, **more: add(self, name, *rest, **more) if name in {KEPT} else None
+add = run.CheckRows.add
+run.CheckRows.add = lambda self, name, *rest, **more: add(self, name, *rest, **more) if name in {KEPT} else None
 """
 KEPT = "{'software', 'machine', 'processes', 'devices', 'products', 'host rows', 'collectives in a host'}"
 
@@ -99,12 +100,15 @@ ALONE = "from sppo_jax.cli import main\nsys.exit(main(['check', *sys.argv[1:]]))
 def test_a_full_disk_and_a_flag_that_hangs_fail_before_a_device_starts(tmp_path):
     """/proc is a file system without a free byte."""
     config = write_config(tmp_path / "config.yaml")
-    ((status, out, errors),) = finish(start_in([{}], ALONE, config, "checkpoint.dir=/proc/x"))
+    flag = "--xla_gpu_experimental_enable_nvshmem=true"
+    flags = {"XLA_FLAGS": f"{QUICK_XLA_FLAGS} {flag}"}
+    ((status, out, errors),) = finish(start_in([flags], ALONE, config, "checkpoint.dir=/proc/x"))
     rows = rows_of(out)
     assert status == 1 and list(rows) == ["software", "machine", "processes"], errors
+    assert rows["software"][0] == "FAILS" and rows["software"][1].startswith(f"{flag} with 2 devices")
     verdict, text = rows["machine"]
     needed = 2 * 12 * num_params(load_config(config).model)
-    assert verdict == "FAILS" and text.startswith("0 bytes free at /proc of process 0 on ")
+    assert verdict == "FAILS" and text.startswith("0 B free at /proc of process 0 on ")
     assert f"(expected: {format_bytes(needed)}, for two checkpoints); free space" in text
 
 

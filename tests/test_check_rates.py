@@ -169,10 +169,8 @@ def test_measured_figures_of_another_driver_or_cudnn_are_told(tmp_path):
         return measured_line(config, None, cluster, facts | changes)
 
     assert line() == line(driver="") == ""
-    assert line(driver="590.1") == (
-        f"hardware.measured should be of the driver of this run, 590.1, got {path}, measured with 580.1; run sppo check "
-        "again"
-    )
+    rule = "hardware.measured should be of the driver of this run, 590.1"
+    assert line(driver="590.1") == f"{rule}, got {path}, measured with 580.1; run sppo check again"
     assert "of the cuDNN of this run, 9.21.0, got" in line(cuDNN="9.21.0")
     path.unlink()  # a run that goes on has its plan
     assert line(driver="590.1") == ""

@@ -145,7 +145,7 @@ def measure(small: Small, folder: Path) -> Figures:
     state, problem = checkpoints.save(state, run, step=_NUM_STEPS)
     problem = problem or checkpoints.close()
     _, after = run_steps(small, state, 1, step)
-    found = {"losses": losses, "twin": twin, "next": after[0], "problem": problem or "", "kernel": plan.kernel}
+    found = {"losses": losses, "twin": twin, "next": after[0], "problem": (problem or "").partition("; ")[0], "kernel": plan.kernel}
     if problem:
         return found
     restored = restore_newest(folder, small.saved, lambda _: None)

@@ -143,9 +143,9 @@ def measure(small: Small, folder: Path) -> Figures:
     checkpoints = Checkpoints(folder, config.checkpoint, small.saved)
     run = {"step": _NUM_STEPS, "config": to_dict(config), "plan": plan.to_dict(), "data": {}}
     state, problem = checkpoints.save(state, run, step=_NUM_STEPS)
-    problem = problem or checkpoints.close()
+    problem = (problem or checkpoints.close() or "").partition("; ")[0]  # without what a run does then
     _, after = run_steps(small, state, 1, step)
-    found = {"losses": losses, "twin": twin, "next": after[0], "problem": (problem or "").partition("; ")[0], "kernel": plan.kernel}
+    found = {"losses": losses, "twin": twin, "next": after[0], "problem": problem, "kernel": plan.kernel}
     if problem:
         return found
     restored = restore_newest(folder, small.saved, lambda _: None)

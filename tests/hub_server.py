@@ -1,26 +1,31 @@
-"""A small server of this machine that answers as the Hugging Face hub does, with one data set of several commits."""
+"""A small server of this machine that answers as the Hugging Face hub does, with one data set or model."""
 
 import hashlib
 import json
 import re
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-REPO = "datasets/owner/name"
-
 
 class Hub(ThreadingHTTPServer):
-    """Commits of one data set: each is the bytes of its files by their paths; the newest is the branch main."""
+    """Commits of one data set or model: each is the bytes of its files by their paths; the newest is the branch main.
+
+    Args:
+        kind: "datasets" or "models"; the name is owner/name.
+    """
 
     daemon_threads = True
 
-    def __init__(self):
+    def __init__(self, kind="datasets"):
         super().__init__(("127.0.0.1", 0), _Handler)
+        self.api, self.place = f"{kind}/owner/name", ("" if kind == "models" else f"{kind}/") + "owner/name"
         self.commits, self.requests, self.token = {}, [], None
         self.fault = lambda method, path, range_: None
+        self.answers_after_s = 0.0
 
     def commit(self, **files):
         """Adds a commit and returns its name; the keywords are paths with __ for a slash and _ for a dot."""
@@ -32,6 +37,10 @@ class Hub(ThreadingHTTPServer):
     @property
     def main(self):
         return list(self.commits)[-1]
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -63,13 +72,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(fault)
         elif self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
             self._answer(401, b"{}", X_Error_Code="RepoNotFound", X_Error_Message="Repository not found")
-        elif found := re.fullmatch(rf"/api/{REPO}(?:/revision/([^/]+))?", path):
+        elif found := re.fullmatch(rf"/api/{self.server.api}(?:/revision/([^/]+))?", path):
             self._info(found[1] or "main")
-        elif found := re.fullmatch(rf"/api/{REPO}/(tree|paths-info)/([^/]+)/?(.*)", path):
+        elif found := re.fullmatch(rf"/api/{self.server.api}/(tree|paths-info)/([^/]+)/?(.*)", path):
             is_deep = parse_qs(url.query).get("recursive", ["False"])[0].lower() == "true"
             asked = parse_qs(body.decode()).get("paths", []) if found[1] == "paths-info" else found[3]
             self._list(self._files(found[2]), asked, is_deep)
-        elif found := re.fullmatch(rf"/{REPO}/resolve/([^/]+)/(.*)", path):
+        elif found := re.fullmatch(rf"/{self.server.place}/resolve/([^/]+)/(.*)", path):
             self._content((self._files(found[1]) or {}).get(found[2]), found[1], range_)
         else:
             self._answer(404, b"{}", X_Error_Code="RepoNotFound", X_Error_Message="Repository not found")
@@ -81,7 +90,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, b"{}", X_Error_Code="RevisionNotFound", X_Error_Message="Invalid rev id")
             return
         sha = self.server.main if revision == "main" else revision
-        self._json({"id": "owner/name", "sha": sha, "private": False, "tags": [], "siblings": []})
+        siblings = [{"rfilename": path, "size": len(data)} for path, data in self._files(sha).items()]
+        self._json({"id": "owner/name", "sha": sha, "private": False, "tags": [], "siblings": siblings})
 
     def _list(self, files, asked, is_deep):
         entries = {}
@@ -100,7 +110,9 @@ class _Handler(BaseHTTPRequestHandler):
         if data is None:
             self._answer(404, b"", X_Error_Code="EntryNotFound", X_Error_Message="Entry not found")
             return
-        headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X_Repo_Commit": revision, "Accept_Ranges": "bytes"}
+        time.sleep(self.server.answers_after_s)
+        commit = self.server.main if revision == "main" else revision
+        headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X_Repo_Commit": commit, "Accept_Ranges": "bytes"}
         if found := re.fullmatch(r"bytes=(\d+)-(\d*)", range_):
             first, last = int(found[1]), min(int(found[2] or len(data)), len(data) - 1)
             headers["Content_Range"] = f"bytes {first}-{last}/{len(data)}"
@@ -123,7 +135,7 @@ def hub(monkeypatch):
     server = Hub()
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     # HF_ENDPOINT is read only where the library is imported.
-    here = f"http://127.0.0.1:{server.server_port}"
+    here = server.url
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, here)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "ENDPOINT", here)
@@ -131,5 +143,15 @@ def hub(monkeypatch):
     HfFileSystem.clear_instance_cache()
     yield server
     HfFileSystem.clear_instance_cache()
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def model_hub():
+    """The server with a model, for processes that start with HF_ENDPOINT."""
+    server = Hub("models")
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield server
     server.shutdown()
     server.server_close()

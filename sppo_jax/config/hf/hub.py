@@ -104,11 +104,13 @@ def by_hand(name: str) -> str:
 def _hub(name: str) -> Any:
     try:
         import huggingface_hub
+        from huggingface_hub.utils import logging
     except ImportError:
         raise ValueError(
             f"a model must be a local folder, got {name}, which is no folder; {by_hand(name)}, or run pip install "
             f"huggingface_hub and use hf:{name}"
         ) from None
+    logging.set_verbosity_error()  # of each try; the line of `_problem` says what counts
     return huggingface_hub
 
 

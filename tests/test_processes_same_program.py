@@ -3,12 +3,13 @@
 import json
 from types import SimpleNamespace
 
+import pytest
 from distributed_cases import finish, start_processes
 
 from sppo_jax.processes import same_program
 from sppo_jax.processes.gpu_start import refused_flags
 from sppo_jax.processes.same_program import check_lowered, differing_fact, differing_program, first_difference
-from sppo_jax.processes.software import flags
+from sppo_jax.processes.software import flags, software
 from sppo_jax.train import loop
 
 FACTS = {"jax": "0.12.0", "NCCL": "2.29.1", "device memory": "77300000000"}
@@ -79,16 +80,24 @@ def test_a_run_compares_before_it_compiles(monkeypatch):
     assert done == ["training step", "compiled"]
 
 
-def test_two_processes_compare_what_they_lower():
-    """What may differ does: paths, the seed of hashes, the order of the start."""
+@pytest.mark.parametrize("num_processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_processes_compare_what_they_lower(num_processes):
+    """What may differ does: names of hosts, paths, host memory, the seed of hashes, the order of the start."""
     code = """
-        if os.environ["SPPO_PROCESS_ID"] == "1":
-            time.sleep(0.5)
-        join(2)
+        me = int(os.environ["SPPO_PROCESS_ID"])
+        time.sleep(0.3 * (3 - me))
+        import socket, tempfile
+        from sppo_jax.hardware import machine
+        socket.gethostname = lambda: f"node{me}"
+        machine.host_bytes = lambda: (500 + me) * 2**30
+        os.chdir(tempfile.mkdtemp())
+        join(int(os.environ["SPPO_NUM_PROCESSES"]))
         import jax, jax.numpy as jnp
         from sppo_jax.processes.same_program import Different, check_lowered
-        for factor in (3, 2 + (distributed.process_id() == 0)):
-            lowered = jax.jit(lambda x: jnp.sin(x) * factor).lower(jnp.ones(4))
+        for factor in (3, 2 + (me == 0)):
+            code = compile("def scaled(x): return jnp.sin(x) * factor", f"{os.getcwd()}/program.py", "exec")
+            exec(code)
+            lowered = jax.jit(scaled).lower(jnp.ones(4))
             begin = time.monotonic()
             try:
                 check_lowered("training step", lowered, jax.local_devices()[0])
@@ -97,12 +106,22 @@ def test_two_processes_compare_what_they_lower():
                 print(json.dumps([str(error), time.monotonic() - begin]), flush=True)
                 distributed.leave(2)
     """
-    found = finish(start_processes(code, 2, PYTHONHASHSEED="random"))
-    assert [(status, out.splitlines()[0]) for status, out, _ in found] == [(2, "same")] * 2, found
-    (text, seconds), (other, _) = (json.loads(out.splitlines()[1]) for _, out, _ in found)
-    assert seconds < 5 and text == other
-    assert text.startswith("all processes must lower the same training step, got another one in process 1 on ")
+    found = finish(start_processes(code, num_processes, PYTHONHASHSEED="random"))
+    assert [(status, out.splitlines()[0]) for status, out, _ in found] == [(2, "same")] * num_processes, found
+    lines = [json.loads(out.splitlines()[1]) for _, out, _ in found]
+    assert max(seconds for _, seconds in lines) < 5 and len({text for text, _ in lines}) == 1
+    text = lines[0][0]
+    assert text.startswith("all processes must lower the same training step, got another one in process 1 on node1")
     assert "2.0" in text and "3.0" in text and "process-1.mlir" in text
+
+
+def test_what_may_differ_between_processes_is_no_fact():
+    """Host memory, paths, names and seeds change no program; each process posts its facts alone."""
+    assert not any(word in name for name in software() for word in ("host", "path", "HASH", "cwd"))
+    together = [{"host": f"node{k}", "facts": FACTS, "digits": "a"} for k in range(4)]
+    assert differing_fact(together) == "" and differing_program(together) is None
+    together[3] = {"host": "node3", "facts": {**FACTS, "jax": "0.11.2"}, "digits": "b"}
+    assert "jax, got 0.11.2 in process 3 on node3" in differing_fact(together) and differing_program(together) == 3
 
 
 def test_a_difference_is_wrong_input():

@@ -112,6 +112,14 @@ def test_a_full_disk_and_a_flag_that_hangs_fail_before_a_device_starts(tmp_path)
     assert f"(expected: {format_bytes(needed)}, for two checkpoints); free space" in text
 
 
+def test_a_config_for_other_devices_ends_with_3_and_one_line(tmp_path):
+    config = write_config(tmp_path / "config.yaml")
+    ((status, out, errors),) = finish(start_in([{}], ALONE, config, "hardware.cluster=cpu:1x8"))
+    assert (status, errors) == (3, "")
+    line = out.splitlines()[-1]
+    assert line.startswith(f"{config} cannot run here: it is for hardware.cluster=cpu:1x8, got cpu:1x2; set hardware.")
+
+
 @pytest.mark.slow
 def test_a_disk_that_fills_while_a_checkpoint_is_written_fails_the_command(tmp_path):
     """A file system of 64 KiB, which only this process sees, takes the first bytes."""

@@ -4,7 +4,18 @@ import json
 
 import pytest
 
-from sppo_jax.check import attention, collectives, host_copies, host_rows, machine, processes, products, software, steps
+from sppo_jax.check import (
+    attention,
+    collectives,
+    host_copies,
+    host_rows,
+    machine,
+    processes,
+    products,
+    run,
+    software,
+    steps,
+)
 from sppo_jax.check.row import FAILS, NOT_JUDGED, OK, SLOW, UNKNOWN, Row, Wanted, worst
 from sppo_jax.hardware.gpu_health import GpuHealth
 
@@ -222,6 +233,15 @@ def test_a_twin_without_the_host_must_be_near():
     assert steps.judge(processes_of(near), GPUS).verdict == OK
     assert steps.judge(processes_of(changed(near, kernel="blockwise")), GPUS).verdict == SLOW
     assert steps.judge(processes_of({"left_out": "the config cannot be made small"}), GPUS).verdict == UNKNOWN
+
+
+def test_another_program_is_named_with_its_process():
+    same = [{"digits": "00ff"}] * 3
+    assert run.judge_program(processes_of(*same), GPUS).value == "00ff in 3 processes"
+    row = run.judge_program(processes_of(*same, {"digits": "11ee"}), GPUS)
+    assert (row.verdict, row.value, row.expected) == (FAILS, "another program in process 3 on node3", "00ff")
+    row = run.judge_program(processes_of({"error": "line 7 is 'a', and 'b' in process 0"}), GPUS)
+    assert row.verdict == FAILS and row.value.startswith("line 7")
 
 
 def test_shipped_losses():

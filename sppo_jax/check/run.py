@@ -15,7 +15,7 @@ from typing import Any
 from sppo_jax.check import machine, processes, software
 from sppo_jax.check.processes import Board
 from sppo_jax.check.rates import RATES
-from sppo_jax.check.row import FAILS, NOT_JUDGED, Figures, Row, Wanted, errors, rate
+from sppo_jax.check.row import FAILS, NOT_JUDGED, Figures, Row, Wanted, errors, odd_ones, rate
 from sppo_jax.check.small import CheckSizes
 from sppo_jax.config import Config
 from sppo_jax.files.whole import json_text
@@ -224,6 +224,18 @@ def judge_rates(found: Sequence[Figures], wanted: Wanted) -> Row:
     return Row(value=text, verdict=NOT_JUDGED)
 
 
+def judge_program(found: Sequence[Figures], wanted: Wanted) -> Row:
+    """Returns the row of the program that all processes lower; where programs differ, `check_same` has said how."""
+    if "error" in found[0]:
+        return Row(value=found[0]["error"], verdict=FAILS)
+    digits = [(f"process {process} on {one['host']}", one.get("digits", "none")) for process, one in enumerate(found)]
+    names, most = odd_ones(digits)
+    if names:
+        change = "use one version of the code, one config and one environment"
+        return Row(value=f"another program in {', '.join(names)}", expected=most, verdict=FAILS, change=change)
+    return Row(value=f"{most} in {len(found)} processes")
+
+
 def _with_clocks(measure: Callable[[], Figures]) -> Figures:
     """Returns the figures of a timed row, and what nvidia-smi says of the GPUs before and behind it."""
     before = _clocks()
@@ -315,17 +327,12 @@ def _program_and_steps(rows: CheckRows, asked: Asked, device: Any) -> None:
         check_same("training step", text, software() | device_facts(device))
         return {"digits": digits_of(text)}
 
-    def judge_same(found: Sequence[Figures], wanted: Wanted) -> Row:
-        if "error" in found[0]:
-            return Row(value=found[0]["error"], verdict=FAILS)
-        return Row(value=f"{found[0]['digits']} in {len(found)} processes")
-
     def three_steps() -> Figures:
         if isinstance(asked.small, str):
             return {"left_out": f"the config cannot be made small: {asked.small}"}
         return steps.measure(prepared[0], asked.folder)
 
-    rows.add("one program", same, judge_same)
+    rows.add("one program", same, judge_program)
     if asked.with_collectives or asked.cluster.num_devices == 1:
         rows.add("three steps", three_steps, steps.judge)
 

@@ -169,7 +169,9 @@ def _other_devices(config: Config | None, cluster: Cluster) -> str:
     """Returns why a config is for other devices than those that are here; empty where it is for these."""
     if config is None or config.hardware.cluster is None:
         return ""
-    here = distributed.cluster(replace(config, hardware=replace(config.hardware, cluster=None))) or local_cluster()
+    free = replace(config, hardware=replace(config.hardware, cluster=None, measured=None))
+    simulated = resolve_cluster(free) if config.train.num_simulated_devices else None
+    here = distributed.cluster(free) or simulated or local_cluster()
     if (here.device.name, here.num_devices) == (cluster.device.name, cluster.num_devices):
         return ""
     return f"it is for hardware.cluster={config.hardware.cluster}, got {here.name}; set hardware.cluster={here.name}"

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import sys
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from bad_inputs import Reached, array, both, check_refused, folder, link, parquet, run, text, torn_gzip, write_place
 from data_cases import write_tokenizer
+from hf_folders import write_folder
 
 from sppo_jax.compat import check_offload
 
@@ -143,6 +145,18 @@ SETTINGS = [
     ("schedule.name=table schedule.table=absent.csv", "schedule.table must be a readable CSV file"),
     ("schedule.name=table schedule.table=c.yaml", "correct c.yaml"),
     ("model=hf:", "model.hf must be the folder of a Hugging Face model, got ''; give the path of the folder"),
+    (
+        "model=hf:s3://bucket/x",
+        "the folder must be a path on this machine, got the address s3://bucket/x; mount or copy",
+    ),
+    (
+        "model=hf:https://hf.co/owner/name/tree/main",
+        "got the address https://hf.co/owner/name/tree/main; write hf:owner/name",
+    ),
+    (
+        "model=hf:a/b/c",
+        "a/b/c (No such file or directory); name another folder, or a model of the hub as hf:OWNER/NAME",
+    ),
     ("model=hf:a:b", "a local folder with config.json, got"),
     ("model=hf:absent", "a Hugging Face model must be a local folder with config.json"),
     ("model.hf=absent model.preset=llama3-8b", "model must have either preset or hf, got both"),
@@ -229,6 +243,17 @@ COMMANDS = {
     "no such config": ("train absent.yaml", "a shipped one, got absent.yaml, which is neither; the nearest of", None),
     "a folder for a config": ("train hf:absent", "write one with sppo init hf:absent --out new.yaml", None),
     "a directory for a config": ("train .", "a config must be a YAML file, got the folder .; ", None),
+    "an address for a config": (
+        "train s3://b/c.yaml",
+        "a config must be a path on this machine, got the address",
+        None,
+    ),
+    "a page of the hub": (
+        "plan hf:https://huggingface.co/Qwen/Qwen3-8B",
+        "a model of the hub must be named hf:OWNER/NAME, got the address https://huggingface.co/Qwen/Qwen3-8B; write "
+        "hf:Qwen/Qwen3-8B",
+        None,
+    ),
     "a link to itself": ("train x.yaml", "Too many levels of symbolic links", link("x.yaml", "x.yaml")),
     "a dangling link": ("train x.yaml", "No such file or directory", link("nowhere", "x.yaml")),
     "no such option": (
@@ -484,8 +509,6 @@ def test_packages_that_are_not_installed(place, capfd, monkeypatch, package, wor
     text("ok.txt", "the cat")()
     text("t.json", "{}")()
     parquet("a.parquet", text=["a"])()
-    from hf_folders import write_folder
-
     write_folder(place / "hf")
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
@@ -493,6 +516,21 @@ def test_packages_that_are_not_installed(place, capfd, monkeypatch, package, wor
     if package == "pyarrow":
         monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     check_refused(words, expected, place, capfd)
+
+
+def test_a_tokenizer_that_is_larger_than_a_folders_vocabulary(place, capfd):
+    """What a folder's config refuses is no advice."""
+    text("ok.txt", "the cat")()
+    write_tokenizer("t.json")
+    write_folder(place / "hf", vocab_size=3)
+    words = "data c.yaml model=hf:hf data.source=ok.txt data.tokenizer=t.json"
+    check_refused(
+        words, f"more tokens than the model in {place / 'hf'}; use the tokenizer of the same model", place, capfd
+    )
+    code, _, _, (line,) = run(words, capfd)
+    assert code == 2 and "model.vocab_size=" not in line and "or train a new model from scratch" in line
+    code, _, _, (line,) = run(words.replace("model=hf:hf", "model.vocab_size=3"), capfd)
+    assert code == 2 and re.search(r"use model.vocab_size=\d+ or more", line)
 
 
 def test_a_jaxlib_that_loses_gradients(place, capfd, monkeypatch):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from sppo_jax.config.hf.delta import delta_from_hf
 from sppo_jax.config.hf.experts import DEQUANTIZE, experts_from_hf
 from sppo_jax.config.hf.gemma import scales_from_hf
-from sppo_jax.config.hf.hub import folder_of_config, is_name
+from sppo_jax.config.hf.hub import folder_of_config, is_name, refuse_address
 from sppo_jax.config.hf.language import language_config
 from sppo_jax.config.hf.layers import has_dense, layers_from_hf, windows_from_hf
 from sppo_jax.config.hf.rope import ropes_from_hf
@@ -197,6 +197,7 @@ def model_folder(text: str) -> Path:
     """
     if is_name(text):
         return folder_of_config(text)
+    refuse_address(text)
     return local_path(text, "the folder")
 
 

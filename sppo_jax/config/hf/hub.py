@@ -12,6 +12,7 @@ from sppo_jax.files.format_bytes import format_bytes
 
 # A name, and the folder of the cache that holds a commit of it.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface|hf)\.co/(" + _NAME.pattern + r")(?:/.*)?", re.ASCII)
 _CACHED = re.compile(r"models--(.+?)--(.+)")
 _CONFIG = "config.json"
 # What of a model is read: files at its top, and of these the last only where weights are.
@@ -22,6 +23,16 @@ _WEIGHTS = ("*.safetensors",)
 def is_name(text: str) -> bool:
     """Returns whether a text names a model of the hub: it has the form of a name, and no folder has that name."""
     return bool(_NAME.fullmatch(text)) and not Path(text).exists()
+
+
+def refuse_address(text: str) -> None:
+    """Refuses the address of a model's page on the hub.
+
+    Raises:
+        ValueError: says the name.
+    """
+    if found := _ADDRESS.fullmatch(text):
+        raise ValueError(f"a model of the hub must be named hf:OWNER/NAME, got the address {text}; write hf:{found[1]}")
 
 
 def folder_of_config(name: str) -> Path:

@@ -50,13 +50,13 @@ class Facts:
         pipe: stages.
         seq: devices that share the tokens of a chunk.
         tile: tokens of which a device's part of each chunk is a multiple.
-        per_step: sequences of a step over all pipelines; 0: not given.
+        per_step: sequences of a step over all pipelines.
         sequences: sequences of a pipeline in a step.
         length: tokens of a sequence.
         chunks: number of chunks, or the tokens of each.
         shapes: tokens that a tick may have, rising.
         kind: kind of sequence parallelism.
-        ulysses: devices that exchange heads; 0: not given.
+        ulysses: devices that exchange heads.
         window: tokens that a token attends to, where these are fewer than a sequence has; 0: all before it.
         groups: "static", or "flex": each document has devices of its own.
         kernel: the attention kernel.
@@ -89,13 +89,13 @@ class Facts:
     pipe: int | None = None
     seq: int | None = None
     tile: int = 1
-    per_step: int = 0
+    per_step: int | None = None
     sequences: int | None = None
     length: int | None = None
     chunks: int | tuple[int, ...] | None = None
     shapes: tuple[int, ...] = ()
     kind: str | None = None
-    ulysses: int = 0
+    ulysses: int | None = None
     window: int = 0
     groups: str | None = None
     kernel: str | None = None
@@ -156,7 +156,7 @@ def broken(facts: Facts) -> Iterator[Broken]:
 
 
 def _pipelines(facts: Facts) -> Broken | None:
-    if not facts.per_step or facts.data is None or facts.per_step % facts.data == 0:
+    if facts.per_step is None or facts.data is None or facts.per_step % facts.data == 0:
         return None
     must = f"mesh.data must divide sequence.per_step={facts.per_step}"
     return Broken(must, f"mesh.data={facts.data}", "change one of the two")
@@ -320,25 +320,25 @@ def _longest_shape(facts: Facts) -> Broken | None:
 
 def _factor(facts: Facts) -> Broken | None:
     kind, factor, seq = facts.kind, facts.ulysses, facts.seq
-    if not factor or seq is None:
+    if factor is None or seq is None:
         return None
     got = f"sequence.ulysses={factor}"
     if kind in ("ulysses", "ring") and factor != (seq if kind == "ulysses" else 1):
         wanted = "mesh.seq" if kind == "ulysses" else "1"
-        must = f"sequence.ulysses must be {wanted} (or 0) for sequence.split={kind}"
-        return Broken(must, f"{got} and mesh.seq={seq}", "set sequence.ulysses=0, or use sequence.split=hybrid")
+        must = f"sequence.ulysses must be {wanted} (or auto) for sequence.split={kind}"
+        return Broken(must, f"{got} and mesh.seq={seq}", "set sequence.ulysses=auto, or use sequence.split=hybrid")
     if seq % factor:
         must = f"sequence.ulysses={factor} must divide mesh.seq"
-        return Broken(must, f"mesh.seq={seq}", f"use one of {divisors(seq)}, or 0 for auto")
+        return Broken(must, f"mesh.seq={seq}", f"use one of {divisors(seq)}, or auto")
     return None
 
 
 def _heads(facts: Facts) -> Broken | None:
     by_mesh = facts.kind == "ulysses"
     factor = facts.seq if by_mesh else facts.ulysses
-    if facts.num_heads is None or not factor or facts.num_heads % factor == 0:
+    if facts.num_heads is None or factor is None or facts.num_heads % factor == 0:
         return None
-    name, instead = ("mesh.seq", "sequence.split=ring") if by_mesh else ("sequence.ulysses", "0 for auto")
+    name, instead = ("mesh.seq", "sequence.split=ring") if by_mesh else ("sequence.ulysses", "auto")
     must = f"{name} must divide model.num_heads={facts.num_heads} for ulysses"
     return Broken(must, f"{name}={factor}", f"use one of {divisors(facts.num_heads)}, or {instead}")
 
@@ -379,9 +379,9 @@ def _outputs_of_states(facts: Facts) -> Broken | None:
 def _window(facts: Facts) -> Broken | None:
     """Tokens are striped over a ring, so that each two devices have one window of keys in common for every query."""
     window, factor, seq = facts.window, facts.ulysses, facts.seq
-    if not factor and facts.kind in ("ulysses", "ring"):
-        factor = (seq or 0) if facts.kind == "ulysses" else 1
-    if not window or not factor or seq is None or seq % factor or window % (seq // factor) == 0:
+    if factor is None and facts.kind in ("ulysses", "ring"):
+        factor = seq if facts.kind == "ulysses" else 1
+    if not window or factor is None or seq is None or seq % factor or window % (seq // factor) == 0:
         return None
     ring = seq // factor
     must = f"model.sliding_window must be a multiple of the {ring} devices on the ring"
@@ -450,7 +450,7 @@ def _members_of_kernel(facts: Facts) -> int | None:
         return None
     if facts.groups == "flex":
         return facts.seq
-    factor = facts.ulysses or {"ulysses": facts.seq, "ring": 1}.get(facts.kind or "", 0)
+    factor = facts.ulysses or {"ulysses": facts.seq, "ring": 1}.get(facts.kind or "")
     return facts.seq // factor if factor and facts.seq % factor == 0 else None
 
 

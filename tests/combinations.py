@@ -255,7 +255,7 @@ def draw_kinds(seed: int) -> Case:
         # With a window of one token the gradients of queries and keys are roundings.
         kinds["local"] |= dict(sliding_window=max(2, ring * draws.number(1, 9)), sinks=draws.chance(0.5))
     if draws.chance(0.3):
-        experts = dict(count=4, chosen=2, size=5, balance=0.3, shared_size=0)
+        experts = dict(count=4, chosen=2, size=5, balance=0.3, shared_size=None)
         model = model | {"experts": experts}
         kinds["local"] |= {"experts": {"count": 0}}
     model = model | dict(num_layers=groups * len(order), layers=f"{groups}x({','.join(order)})", layer_types=kinds)
@@ -328,7 +328,7 @@ def draw_unlike_groups(seed: int) -> Case:
         order = [kind for pair in zip(order[::2], ["wide"] * groups, strict=True) for kind in pair]
         order[-2] = "local"
     elif draws.chance(0.4):
-        model["experts"] = dict(count=4, chosen=2, size=5, balance=0.3, shared_size=0)
+        model["experts"] = dict(count=4, chosen=2, size=5, balance=0.3, shared_size=None)
     kinds = {name: kind for name, kind in kinds.items() if name in order}
     model |= dict(num_layers=len(order), layers=",".join(order), layer_types=kinds)
     return replace(case, plan=plan, model=model, dtype="float64")

@@ -150,7 +150,7 @@ def draw_states(seed: int) -> StateCase:
     of_group = ["state", *others[:1], *[draws.pick(("state", *others)) for _ in range(extra)], *others[1:]]
     order = sorted(of_group, key=lambda _: draws.number(0, 99))
     if others and draws.chance(0.3):
-        model["experts"] = dict(count=4, chosen=2, size=5, balance=0.3, shared_size=0)
+        model["experts"] = dict(count=4, chosen=2, size=5, balance=0.3, shared_size=None)
         kinds["state"] |= draws.pick(({}, {"experts": {"count": 0}}))
     if "full" not in others:
         plan["kv"] = "keep"

@@ -24,7 +24,7 @@ def test_a_window_counts_where_it_is_shorter_than_a_sequence():
 
 class Forgetful(DecoderLayer):
     def __init__(self, config, *, rngs):
-        super().__init__(dataclasses.replace(config, sliding_window=0), rngs=rngs)
+        super().__init__(dataclasses.replace(config, sliding_window=None), rngs=rngs)
 
 
 def test_a_block_must_have_the_window_of_its_model():

@@ -87,7 +87,7 @@ SETTINGS = [
     ("sequence.chunks=[]", "sequence.chunks must be auto, a count or lengths of at least 1, got []; change it"),
     ("sequence.chunks=[32,31]", "sequence.chunks must add up to sequence.length=64, got 63; change a chunk by +1"),
     ("sequence.per_step=3 sequence.per_pipeline=2", "sequence.per_step must be a multiple of"),
-    ("sequence.ulysses=3", "sequence.ulysses=3 must divide mesh.seq, got mesh.seq=1; use sequence.ulysses=0"),
+    ("sequence.ulysses=3", "sequence.ulysses=3 must divide mesh.seq, got mesh.seq=1; use sequence.ulysses=auto"),
     ("mesh=3", "mesh must be a section of settings, got 3"),
     ("mesh.pipe=2", "train.devices must be a multiple of mesh.pipe = 2, got cpu:1; write cpu:2 or change the mesh"),
     (

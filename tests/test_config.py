@@ -89,7 +89,7 @@ def test_a_preset_fills_what_is_not_given(path):
         (
             "model.rope.scaling=yarn",
             "model.rope.original_length must be the length on which the model was trained, at least 1, where "
-            "model.rope.scaling=yarn, got 0; set the length",
+            "model.rope.scaling=yarn, got null; set the length",
         ),
         ("sequence.chunks=[1,2]", "sequence.chunks must add up to sequence.length=4096, got 3"),
         ("sequence.chunks=0", "sequence.chunks must be auto, a count or lengths of at least 1, got 0"),
@@ -99,7 +99,7 @@ def test_a_preset_fills_what_is_not_given(path):
         ("train.devices=cpu:2", "train.devices must match mesh.data * mesh.pipe * mesh.seq = 1, got cpu:2"),
         ("mesh.pipe=many", "mesh.pipe must be auto, or a whole number, got 'many'"),
         ("schedule.interleave=0", "schedule.interleave must be at least 1, got 0; use"),
-        ("sequence.per_step=-1", "sequence.per_step must be at least 0, got -1; use sequence.per_step=0 or more"),
+        ("sequence.per_step=-1", "sequence.per_step must be at least 1, got -1; use sequence.per_step=1 or more"),
         ("planner=serch", "planner must be search | paper, got 'serch'; did you mean search?"),
         ("train.devices=gpu", "train.devices must be auto or cpu:N, got gpu"),
         ("optimizer.warmup_steps=11", "optimizer.warmup_steps must be at most train.steps = 10, got 11"),

@@ -22,7 +22,7 @@ from sppo_jax.models import PRESETS, apply_preset
 
 def without_length(model):
     """Removes the length from an unscaled rotation: presets do not give the length, and nothing reads it."""
-    rope = replace(model.rope, original_length=0) if model.rope.scaling == "none" else model.rope
+    rope = replace(model.rope, original_length=None) if model.rope.scaling == "none" else model.rope
     return replace(model, preset=None, rope=rope)
 
 
@@ -116,7 +116,7 @@ def test_experts_are_read_from_their_keys_and_written_back():
     [
         (dict(experts=dict(scores="sigmoid")), "model.experts.scores=softmax, got sigmoid"),
         (dict(experts=dict(bias=True)), "model.experts.bias=false, got true"),
-        (dict(experts=dict(shared_size=8)), "model.experts.shared_size=0, got 8"),
+        (dict(experts=dict(shared_size=8)), "model.experts.shared_size=null, got 8"),
         (dict(experts=dict(choice_bias=True)), "model.experts.choice_bias=false, got true"),
         (
             dict(qk_norm=False),
@@ -429,7 +429,7 @@ def test_a_window_is_that_of_the_folder_until_it_is_lifted(path, folder):
     )
     model = load_config(path, [f"model=hf:{folder}"]).model
     assert (model.sliding_window, model.window_within(4096), model.window_within(1024)) == (1024, 1024, 0)
-    assert load_config(path, [f"model=hf:{folder}", "model.sliding_window=0"]).model.sliding_window == 0
+    assert load_config(path, [f"model=hf:{folder}", "model.sliding_window=null"]).model.sliding_window is None
 
 
 def test_planning_for_a_hugging_face_model_imports_no_jax(path, folder):

@@ -122,8 +122,8 @@ def test_layers_of_one_kind_are_the_model_itself():
             "model.qk_norm_over_heads must have model.qk_norm=true, got true",
         ),
         (dict(num_layers=2, embedding_scale=0), "model.embedding_scale must be above 0, got 0.0; use 1"),
-        (dict(num_layers=2, query_scale=-1), "model.query_scale must be at least 0, got -1.0; use"),
-        (dict(num_layers=2, logit_cap=-1), "model.logit_cap must be at least 0, got -1.0; use"),
+        (dict(num_layers=2, query_scale=-1), "model.query_scale must be above 0, or null, got -1.0; use null for none"),
+        (dict(num_layers=2, logit_cap=-1), "model.logit_cap must be above 0, or null, got -1.0; use null for none"),
         (
             dict(layers="2xlocal", qk_norm=True, qk_norm_over_heads=True, layer_types={"local": {"qk_norm": False}}),
             "model.layer_types.local: model.qk_norm_over_heads must have",

@@ -11,7 +11,8 @@ import yaml
 
 from sppo_jax.config import ConfigError, config_from_dict
 from sppo_jax.config.reference import COMMAND, PAGE, reference, sections, sentences
-from sppo_jax.config.section import Section
+from sppo_jax.config.section import Section, field_types
+from sppo_jax.plan.renamed import new_value
 
 STALE = f"docs/config.md is stale: write the page again with `{COMMAND}`"
 SECTIONS = list(sections())
@@ -28,7 +29,7 @@ OTHER_RANGE = re.compile(r"above 0|any number|must be 0|a divisor of|up to|0 \(n
 def numeric_keys():
     """Yields the name, the sentence and the type, int or float, of every key that may be one number."""
     for section in SECTIONS:
-        hints = typing.get_type_hints(section)
+        hints = field_types(section)
         for name, text in sentences(section).items():
             hint = hints.get(name)
             kinds = {hint, *(() if typing.get_origin(hint) is tuple else typing.get_args(hint))}
@@ -43,7 +44,8 @@ def bounds():
             low, high, least = found.groups()
             low = int(low or least)
             yield key, low, True
-            yield key, -1 if "0: " in text else low - 1, False
+            # Of a setting that is not given 0 is read until version 0.3.
+            yield key, -1 if "0: " in text or new_value(key, 0) != 0 else low - 1, False
             if high:
                 high = kind(float(high))
                 yield key, high, True

@@ -2,6 +2,8 @@
 
 import json
 import warnings
+from dataclasses import replace
+from functools import reduce
 
 import pytest
 import yaml
@@ -10,7 +12,7 @@ from sppo_jax.commands.command import read_plan
 from sppo_jax.config import ConfigError, config_from_dict, load_config, to_dict
 from sppo_jax.plan.json_format import SCHEMA_VERSION
 from sppo_jax.plan.plan import Plan
-from sppo_jax.plan.renamed import RENAMED, find_renamed, new_name
+from sppo_jax.plan.renamed import RENAMED, find_renamed, new_name, new_value
 from sppo_jax.search.make import make_plan
 from sppo_jax.train.evaluate_saved import saved_config
 
@@ -24,6 +26,38 @@ OLD = {
         {"model": {"layers": "local,full", "layer_types": LOCAL}},
     ),
 }
+# Each setting of which 0 once said that none is given: as a user wrote it, and as today.
+ZEROS = {
+    "sequence.ulysses": "auto",
+    "sequence.per_step": "auto",
+    "model.num_kv_heads": "auto",
+    "model.head_dim": "auto",
+    "model.query_scale": None,
+    "model.logit_cap": None,
+    "model.sliding_window": None,
+    "model.delta.value_heads": "auto",
+    "model.delta.key_heads": "auto",
+    "model.delta.key_size": "auto",
+    "model.delta.value_size": "auto",
+    "model.experts.size": "auto",
+    "model.experts.shared_size": None,
+    "model.rope.original_length": None,
+    "model.layer_types.local.num_kv_heads": "auto",
+    "model.layer_types.local.head_dim": "auto",
+    "model.layer_types.local.query_scale": "none",
+    "model.layer_types.local.sliding_window": "none",
+    "model.layer_types.local.rope.original_length": None,
+    "model.layer_types.local.experts.shared_size": None,
+}
+
+
+def nested(name: str, value) -> dict:
+    """Returns the settings of a config that has one setting, by its dotted name."""
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    if ".layer_types." in name:
+        value["model"]["layers"] = "local,full"
+    return value
 
 
 def settings(changes: dict) -> dict:
@@ -65,6 +99,32 @@ def test_a_file_an_override_and_python_take_the_old_name_with_its_line(name, tmp
     assert lines_of(lambda: load_config(path, whole)) == (wanted, said(name))
 
 
+@pytest.mark.parametrize("name", ZEROS)
+def test_a_zero_that_is_none_is_taken_with_its_line(name, tmp_path):
+    old, new = settings(nested(name, 0)), settings(nested(name, ZEROS[name]))
+    path, line = tmp_path / "c.yaml", [f"{name}=0 is now {json.dumps(ZEROS[name])}; 0 is read until version 0.3"]
+    line = [each.replace('"', "") for each in line]
+    wanted, none = lines_of(lambda: config_from_dict(new))
+    assert none == [] and to_dict(wanted) == to_dict(config_from_dict(to_dict(wanted)))
+    assert lines_of(lambda: config_from_dict(old)) == (wanted, line)
+    path.write_text(yaml.safe_dump(old))
+    assert lines_of(lambda: load_config(path)) == (wanted, line)
+    path.write_text(yaml.safe_dump(settings(nested(name, 3)) if ".layer_types." in name else settings({})))
+    assert lines_of(lambda: load_config(path, [f"{name}=0"])) == (wanted, line)
+
+
+def test_a_number_is_a_number():
+    """A model without experts has 0 of them, and dataclasses take no 0 for none."""
+    assert lines_of(lambda: config_from_dict(settings({"model": {"experts": {"count": 0}}})))[1] == []
+    assert new_value("model.experts.count", 0) == 0 and new_value("model.head_dim", False) is False
+    with pytest.raises(ConfigError, match="model.sliding_window must be at least 1, got 0"):
+        replace(config_from_dict(settings({})).model, sliding_window=0)
+    types = {"local": {"sliding_window": "none"}}
+    mixed = {"model": {"sliding_window": 4, "layers": "local,full", "layer_types": types}}
+    model = config_from_dict(settings(mixed)).model
+    assert [model.of_kind(name).sliding_window for name in ("local", "full")] == [None, 4]
+
+
 @pytest.mark.parametrize("name", OLD)
 def test_a_run_and_its_checkpoint_load_in_silence(name, tmp_path):
     """Both hold every setting, as version 0.1 named them; an evaluation may change some."""
@@ -83,6 +143,12 @@ def as_saved(config) -> dict:
     saved = to_dict(config)
     for each in RENAMED:
         saved[each.section][each.old] = saved[each.section].pop(each.new)
+    for name in ZEROS:
+        *path, last = name.split(".")
+        section = reduce(lambda found, part: found.get(part, {}), path, saved)
+        if section.get(last, 1) == ZEROS[name]:
+            section[last] = 0
+    assert saved["sequence"]["per_step"] == saved["model"]["logit_cap"] == saved["model"]["delta"]["key_size"] == 0
     return saved
 
 
@@ -118,3 +184,13 @@ def test_only_whole_names_are_old_ones():
     assert find_renamed("model.kindness") is None and new_name("stash.kind") == "stash.kind"
     assert said("model.kinds") == ["model.kinds is now model.layer_types; the old name is read until version 0.3"]
     assert said("sequence.kind") == []
+
+
+def test_a_plan_of_schema_16_has_no_zero_for_none():
+    experts = {"count": 4, "chosen": 2, "size": 8}
+    config = config_from_dict(settings({"model": {"experts": experts}, "train": {"steps": 1, "devices": "cpu:1"}}))
+    plan = make_plan(config)
+    older = plan.to_dict() | {"schema_version": 16}
+    assert older["model"]["experts.shared_size"] is None
+    older["model"] = older["model"] | {"experts.shared_size": 0}
+    assert lines_of(lambda: Plan.from_dict(older)) == (plan, [])

@@ -45,7 +45,7 @@ def test_a_last_group_may_have_layers_of_several_shapes_and_experts(num_layers, 
     plan = dict(chunks=(12, 6, 12), mesh=(1, 1, 2), schedule="breadth-first", interleave=3, weights=weights)
     plan |= dict(places=("period", "host", "recompute"), alpha=1.0, kv="rebuild")
     kinds = {"local": {"sliding_window": 8}, "wide": {"mlp_size": 9, "experts": {"count": 0}, "sliding_window": 4}}
-    experts = dict(count=4, chosen=2, size=5, balance=0.3, shared_size=0)
+    experts = dict(count=4, chosen=2, size=5, balance=0.3, shared_size=None)
     model = dict(num_layers=num_layers, layers=layers, layer_types=kinds, experts=experts)
     compare(Case(plan, model), 9, count=2, request=request)
 

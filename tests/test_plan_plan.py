@@ -256,7 +256,10 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
         (dict(mesh=MeshShape(data=0, pipe=2, seq=4)), "mesh.data of a plan must be at least 1, got 0"),
         (dict(sequence_kind="star"), "ulysses, ring, hybrid, got 'star'"),
         (dict(ring=1), "ulysses * ring of a plan must be mesh.seq = 4, got 2 * 1"),
-        (dict(sequence_kind="ulysses"), "must be mesh.seq (or 0) for sequence.split=ulysses, got sequence.ulysses=2"),
+        (
+            dict(sequence_kind="ulysses"),
+            "must be mesh.seq (or auto) for sequence.split=ulysses, got sequence.ulysses=2",
+        ),
         (dict(sequence_length=64), "sequence.chunks must add up to sequence.length=64, got 56"),
         (dict(chunk_lengths=(16, 16, 14, 10)), "a positive multiple of mesh.seq, got 14 in chunk 2"),
         (

@@ -20,7 +20,7 @@ from sppo_jax.config.to_hf import shape_to_hf
 from sppo_jax.search.make import make_plan
 
 RUNS = runs()
-EXPERTS = dict(qkv_bias=False, qk_norm=True, mlp_size=0, experts=dict(count=4, chosen=2, size=12, balance=0.05))
+EXPERTS = dict(qkv_bias=False, qk_norm=True, mlp_size=None, experts=dict(count=4, chosen=2, size=12, balance=0.05))
 # Every second layer has a window, or an MLP among layers with experts.
 WINDOWS = dict(num_layers=8, layers="4x(local,full)", layer_types={"local": {"sliding_window": 12}})
 DENSE = dict(num_layers=8, layers="4x(dense,full)", layer_types={"dense": {"experts": {"count": 0}}}, mlp_size=24)

@@ -52,7 +52,7 @@ def refusal(asked, cluster):
         (config(sequence={"chunks": [4096, 4096]}), 6, "a cluster of 4 or 8 devices, or sequence.per_step=3"),
         (config(sequence={"chunks": 1000}), 8, "sequence.chunks=auto, or sequence.length=16000 (+95.3%)"),
         (config(sequence={"split": "ulysses"}, length=8208), 3, "sequence.split=auto, a cluster of 2 or 4 devices, or"),
-        (config(sequence={"ulysses": 3}), 8, "sequence.ulysses=0"),
+        (config(sequence={"ulysses": 3}), 8, "sequence.ulysses=auto"),
         (config(schedule={"interleave": 3}), 8, "schedule.interleave=auto"),
         (config(schedule={"wave": 3}, sequence={"per_step": 4}), 4, "schedule.wave=auto, or sequence.per_step=6"),
         (config(schedule={"interleave": 8}, mesh={"pipe": 8}), 8, "mesh.pipe=auto, or schedule.interleave=auto"),

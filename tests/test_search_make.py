@@ -352,7 +352,7 @@ def test_table_must_agree_with_the_config(tmp_path, groups, words):
         ),
         (
             dict(mesh={"seq": 2}, sequence={"split": "ring", "ulysses": 2}),
-            "set sequence.ulysses=0, or use sequence.split=hybrid",
+            "set sequence.ulysses=auto, or use sequence.split=hybrid",
         ),
         (dict(mesh={"seq": 5}), "mesh.seq must divide sequence.length=64, got mesh.seq=5; use 60 or 65 tokens"),
         (

@@ -124,7 +124,7 @@ def _model(config: Config, plan: Plan, platform: str) -> dict[str, Any]:
     if settings["experts"]["count"]:
         experts = settings["experts"]
         count = min(experts["count"], 8 * experts["expert_groups"])
-        shared = 16 if experts["shared_size"] else 0
+        shared = 16 if experts["shared_size"] else None
         chosen = min(experts["chosen"], 2)
         widths["experts"] = {**experts, "count": count, "chosen": chosen, "size": 16, "shared_size": shared}
     return settings | widths | {"head_dim": _HEAD_DIM, "compute_dtype": "float32"}

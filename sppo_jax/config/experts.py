@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from sppo_jax.config.section import ConfigError, Section
+from sppo_jax.config.section import AUTO, ConfigError, Section, WorkedOut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,12 +15,12 @@ class ExpertsConfig(Section):
     Args:
         count: experts of a layer; 0 to 32767, where 0 is a plain MLP.
         chosen: experts to which the router sends a token; at least 1, at most `model.experts.count`.
-        size: elements of the hidden layer of an expert; 1 to 10000000, or 0: `model.mlp_size`.
+        size: elements of the hidden layer of an expert; 1 to 10000000; "auto": `model.mlp_size`.
         mlp: kind of expert: "swiglu" and "geglu" have a gate with SiLU or GELU; "clamped" is gpt-oss's, whose gate is
             at most 7, whose other half is between -7 and 7, and which computes `(up + 1) gate sigmoid(1.702 gate)`.
         bias: whether the experts and the router have biases; true or false.
-        shared_size: elements of the hidden layer of the expert that every token passes; 0 to 10000000, where 0
-            is no such expert.
+        shared_size: elements of the hidden layer of the expert that every token passes; 1 to 10000000; null: no such
+            expert.
         shared_gate: whether a learnt gate of each token multiplies the output of the shared expert; true or false.
         scores: function that turns the router's products into scores: "softmax" over all experts, "sigmoid" of each
             expert, or "softmax_of_chosen", which chooses by the products and takes the softmax over the chosen.
@@ -47,10 +47,10 @@ class ExpertsConfig(Section):
     section: ClassVar[str] = "model.experts"
     count: int = 0
     chosen: int = 1
-    size: int = 0
+    size: WorkedOut = AUTO
     mlp: Literal["swiglu", "geglu", "clamped"] = "swiglu"
     bias: bool = False
-    shared_size: int = 0
+    shared_size: int | None = None
     shared_gate: bool = False
     scores: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
     normalized: bool = True
@@ -75,8 +75,8 @@ class ExpertsConfig(Section):
         return self.balance_over if self.is_penalised else None
 
     def _check(self) -> None:
-        self._at_least(0, "count", "shared_size", "balance", "z", "bias_rate", "size")
-        self._at_least(1, "chosen", "expert_groups", "chosen_groups")
+        self._at_least(0, "count", "balance", "z", "bias_rate")
+        self._at_least(1, "chosen", "expert_groups", "chosen_groups", "size", "shared_size")
         self._at_most(32767, "count")
         self._at_most(10**7, "size", "shared_size")
         if not self.count:
@@ -104,7 +104,7 @@ class ExpertsConfig(Section):
                 "model.experts.scores=softmax_of_chosen chooses by the router's products, got choice_bias or "
                 "expert_groups; use scores=softmax or sigmoid"
             )
-        if self.shared_gate and not self.shared_size:
+        if self.shared_gate and self.shared_size is None:
             raise ConfigError(
-                "model.experts.shared_gate must have a shared expert, got model.experts.shared_size=0; set the size"
+                "model.experts.shared_gate must have a shared expert, got model.experts.shared_size=null; set the size"
             )

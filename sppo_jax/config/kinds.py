@@ -17,7 +17,7 @@ _TOKEN = re.compile(r"\s*(?:(\d+)\s*x|([A-Za-z_]\w*)|([(),]))")
 # No model is deeper; more layers would be a mistake in a pattern.
 _MOST_LAYERS = 10**4
 
-Settings = dict[str, bool | int | float | str]
+Settings = dict[str, bool | int | float | str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,9 @@ class KindConfig(Section):
         qkv_bias: whether the projections to queries, keys and values have biases.
         output_bias: whether the projection of the attention output has a bias.
         output_gate: whether a learnt gate multiplies the attention output.
-        query_scale: number by which the products of queries and keys are multiplied, as `model.query_scale`.
-        sliding_window: number of tokens that a token attends to, as `model.sliding_window`.
+        query_scale: number by which the products of queries and keys are multiplied, as `model.query_scale`; "none":
+            one over the root of the head size.
+        sliding_window: number of tokens that a token attends to, as `model.sliding_window`; "none": all of them.
         sinks: whether each query head has a sink.
         rope: settings of `model.rope` that the kind replaces, each by its name.
         experts: settings of `model.experts` that the kind replaces, each by its name; `{count: 0}` is a plain MLP.
@@ -50,8 +51,8 @@ class KindConfig(Section):
     mixer: Literal["attention", "delta"] | None = None
     delta: Settings | None = None
     num_heads: int | None = None
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
+    num_kv_heads: Literal["auto"] | int | None = None
+    head_dim: Literal["auto"] | int | None = None
     mlp_size: int | None = None
     mlp: Literal["swiglu", "geglu", "gelu"] | None = None
     norms: Literal["before", "behind", "both"] | None = None
@@ -61,8 +62,8 @@ class KindConfig(Section):
     qkv_bias: bool | None = None
     output_bias: bool | None = None
     output_gate: bool | None = None
-    query_scale: float | None = None
-    sliding_window: int | None = None
+    query_scale: Literal["none"] | float | None = None
+    sliding_window: Literal["none"] | int | None = None
     sinks: bool | None = None
     rope: Settings | None = None
     experts: Settings | None = None
@@ -70,7 +71,7 @@ class KindConfig(Section):
     def replaced(self) -> dict[str, Any]:
         """Returns the settings that the kind replaces."""
         given = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: None if value == "none" else value for name, value in given.items() if value is not None}
 
 
 def replaced_by(kinds: Mapping[str, KindConfig], name: str) -> dict[str, Any]:

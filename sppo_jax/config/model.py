@@ -14,7 +14,7 @@ from sppo_jax.config.delta import DeltaConfig
 from sppo_jax.config.experts import ExpertsConfig
 from sppo_jax.config.kinds import DELTA, FULL, KindConfig, check_kinds, parse_layers, replaced_by
 from sppo_jax.config.rope import RopeConfig
-from sppo_jax.config.section import ConfigError, Section, build_section
+from sppo_jax.config.section import AUTO, ConfigError, Section, WorkedOut, build_section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,11 @@ class ModelConfig(Section):
             of constant size.
         delta: the gated delta rule of layers that have it.
         num_heads: query heads of a layer; 1 to 10000000, a multiple of `model.num_kv_heads`.
-        num_kv_heads: heads of keys and values of a layer; a divisor of `model.num_heads`, or 0: `model.num_heads`.
-        head_dim: elements of a head; an even number up to 10000000, or 0: `model.hidden_size / model.num_heads`.
+        num_kv_heads: heads of keys and values of a layer; a divisor of `model.num_heads`; "auto": as many
+            as `model.num_heads`.
+        head_dim: elements of a head; an even number up to 10000000; "auto": `model.hidden_size / model.num_heads`.
         mlp_size: elements of the hidden layer of the MLP; 1 to 10000000; not used where `model.experts.count` is
-            above 0.
+            above 0; null: there is no MLP.
         mlp: kind of MLP: "swiglu" and "geglu" have a gate with SiLU or GELU, "gelu" has none.
         experts: mixture of experts in place of the MLP.
         norms: where a layer normalizes: "before" attention and MLP, "behind" them, or "both", which are four norms.
@@ -50,13 +51,13 @@ class ModelConfig(Section):
         output_gate: whether a learnt gate, a sigmoid, multiplies each element of the attention output; true or false.
         tied_embeddings: whether the output head is the embedding matrix; true or false.
         embedding_scale: number by which the embedding of a token is multiplied, rounded to the compute dtype; above 0.
-        query_scale: number by which the products of queries and keys are multiplied; at least 0, and 0 is one over the
-            root of `model.head_dim`.
-        logit_cap: number beyond which logits do not go, as `cap tanh(logit / cap)`; at least 0, and 0 is no cap.
+        query_scale: number by which the products of queries and keys are multiplied; above 0; null: one over the root
+            of `model.head_dim`.
+        logit_cap: number beyond which logits do not go, as `cap tanh(logit / cap)`; above 0; null: no cap.
         norm_eps: term that RMSNorm adds to the mean square; at least 0.
         rope: rotary position embedding.
         sliding_window: number of tokens that a token attends to, itself and those before it in its document; at least
-            1, a multiple of the devices on the ring, or 0: all of them.
+            1, a multiple of the devices on the ring; null: all of them.
         sinks: whether each query head has a sink, a learnt score that takes a share of attention and gives nothing;
             true or false.
         compute_dtype: dtype of activations and matrix products; "auto": bfloat16 on accelerators, float32 on a CPU.
@@ -81,9 +82,9 @@ class ModelConfig(Section):
     mixer: Literal["attention", "delta"] = "attention"
     delta: DeltaConfig = field(default_factory=DeltaConfig)
     num_heads: int
-    num_kv_heads: int = 0
-    head_dim: int = 0
-    mlp_size: int = 0
+    num_kv_heads: WorkedOut = AUTO
+    head_dim: WorkedOut = AUTO
+    mlp_size: int | None = None
     mlp: Literal["swiglu", "geglu", "gelu"] = "swiglu"
     experts: ExpertsConfig = field(default_factory=ExpertsConfig)
     norms: Literal["before", "behind", "both"] = "before"
@@ -95,11 +96,11 @@ class ModelConfig(Section):
     output_gate: bool = False
     tied_embeddings: bool = False
     embedding_scale: float = 1.0
-    query_scale: float = 0.0
-    logit_cap: float = 0.0
+    query_scale: float | None = None
+    logit_cap: float | None = None
     norm_eps: float = 1e-5
     rope: RopeConfig = field(default_factory=RopeConfig)
-    sliding_window: int = 0
+    sliding_window: int | None = None
     sinks: bool = False
     compute_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     kernel: Literal["auto", "blockwise", "cudnn", "pallas"] = "auto"
@@ -175,13 +176,16 @@ class ModelConfig(Section):
 
     def window_within(self, length: int) -> int:
         """Returns the tokens that a token of a sequence of `length` attends to; 0: all before it."""
-        return self.sliding_window if self.sliding_window < length else 0
+        return self.sliding_window if self.sliding_window is not None and self.sliding_window < length else 0
 
     def _check(self) -> None:
         self._at_least(1, "vocab_size", "hidden_size", "num_layers", "num_heads")
         self._complete_mlp()
-        self._at_least(0, "num_kv_heads", "head_dim", "mlp_size", "norm_eps", "init_scale", "sliding_window")
-        self._at_least(0, "query_scale", "logit_cap")
+        self._at_least(1, "num_kv_heads", "head_dim", "mlp_size", "sliding_window")
+        self._at_least(0, "norm_eps", "init_scale")
+        for name in ("query_scale", "logit_cap"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise ConfigError(f"model.{name} must be above 0, or null, got {value}; use null for none")
         # No model is larger, and products of these sizes fit the integers of jax.
         self._at_most(10**7, "vocab_size", "hidden_size", "num_heads", "head_dim", "mlp_size")
         self._at_most(10**4, "num_layers")
@@ -196,14 +200,14 @@ class ModelConfig(Section):
                 "model.qk_norm_over_heads must have model.qk_norm=true, got true without; set model.qk_norm, or remove "
                 "model.qk_norm_over_heads"
             )
-        if not self.num_kv_heads:
+        if self.num_kv_heads == AUTO:
             object.__setattr__(self, "num_kv_heads", self.num_heads)
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"model.num_heads must be a multiple of model.num_kv_heads, got {self.num_heads} and "
                 f"{self.num_kv_heads}; change one of the two"
             )
-        if not self.head_dim:
+        if self.head_dim == AUTO:
             if self.hidden_size % self.num_heads:
                 raise ConfigError(
                     f"model.hidden_size must be a multiple of model.num_heads where model.head_dim is not given, "
@@ -233,11 +237,11 @@ class ModelConfig(Section):
                 raise ConfigError(f"model.layer_types.{name}: {error}") from None
 
     def _complete_mlp(self) -> None:
-        if self.mlp_size or self.experts.count and self.experts.size:
-            if self.experts.count and not self.experts.size:
-                object.__setattr__(self, "experts", dataclasses.replace(self.experts, size=self.mlp_size))
-            return
-        raise ConfigError("model.mlp_size must be given, got none; add it to the config")
+        open_size = self.experts.size == AUTO
+        if self.mlp_size is None and (open_size or not self.experts.count):
+            raise ConfigError("model.mlp_size must be given, got none; add it to the config")
+        if self.mlp_size is not None and open_size and self.experts.count:
+            object.__setattr__(self, "experts", dataclasses.replace(self.experts, size=self.mlp_size))
 
 
 @lru_cache(maxsize=256)
@@ -254,6 +258,6 @@ def _stacks(model: ModelConfig) -> dict[str, tuple[str, ...]]:
     alike: dict[ModelConfig, list[str]] = {}
     for name in dict.fromkeys(model.kind_names):
         # No parameter's shape depends on these two.
-        shape = dataclasses.replace(model.of_kind(name), sliding_window=0, rope=RopeConfig())
+        shape = dataclasses.replace(model.of_kind(name), sliding_window=None, rope=RopeConfig())
         alike.setdefault(shape, []).append(name)
     return {"+".join(kinds): tuple(kinds) for kinds in alike.values()}

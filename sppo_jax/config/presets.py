@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 
-def _llama(hidden: int, layers: int, heads: int, kv_heads: int, mlp_size: int, **fields: Any) -> dict[str, Any]:
+def _llama(hidden: int, layers: int, heads: int, kv_heads: int, mlp_size: int | None, **fields: Any) -> dict[str, Any]:
     """Returns the shape of a Llama-like model; vocabulary and rotary base are Llama 2's unless `fields` differs."""
     shape = {
         "vocab_size": 32000,
@@ -47,19 +47,21 @@ def _llama3_rope(factor: float) -> dict[str, Any]:
     }
 
 
-def _qwen(hidden: int, layers: int, heads: int, kv_heads: int, mlp_size: int, **fields: Any) -> dict[str, Any]:
+def _qwen(hidden: int, layers: int, heads: int, kv_heads: int, mlp_size: int | None, **fields: Any) -> dict[str, Any]:
     defaults = {"vocab_size": 151936, "norm_eps": 1e-6, "rope": {"theta": 1000000.0}}
     return _llama(hidden, layers, heads, kv_heads, mlp_size, **(defaults | fields))
 
 
 def _qwen_experts(hidden: int, layers: int, heads: int, size: int) -> dict[str, Any]:
     experts = {"count": 128, "chosen": 8, "size": size, "normalized": True, "balance": 0.001}
-    return _qwen(hidden, layers, heads, 4, 0, head_dim=128, qk_norm=True, experts=experts)
+    return _qwen(hidden, layers, heads, 4, None, head_dim=128, qk_norm=True, experts=experts)
 
 
 def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
     """Returns a gpt-oss shape: every second layer, the first among them, has a window."""
-    shape = _llama(2880, layers, 64, 8, 0, head_dim=64, vocab_size=201088, qkv_bias=True, output_bias=True, sinks=True)
+    shape = _llama(
+        2880, layers, 64, 8, None, head_dim=64, vocab_size=201088, qkv_bias=True, output_bias=True, sinks=True
+    )
     rope = {"theta": 150000.0, "scaling": "yarn", "factor": 32.0, "original_length": 4096, "truncate": False}
     chosen = {"mlp": "clamped", "bias": True, "scores": "softmax_of_chosen"}
     return shape | {
@@ -99,7 +101,7 @@ def _olmo3(hidden: int, layers: int, heads: int, kv_heads: int, mlp_size: int) -
 
 
 def _hybrid(
-    hidden: int, layers: int, heads: tuple[int, int], mlp_size: int, values: int, **fields: Any
+    hidden: int, layers: int, heads: tuple[int, int], mlp_size: int | None, values: int, **fields: Any
 ) -> dict[str, Any]:
     """Returns the shape of a Qwen3.5 or Qwen3-Next, which have the gated delta rule in three layers of four.
 
@@ -150,8 +152,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "qwen3.5-4b": _hybrid(2560, 32, (16, 4), 9216, 32, tied_embeddings=True),
         "qwen3.5-9b": _hybrid(4096, 32, (16, 4), 12288, 32),
         "qwen3.5-27b": _hybrid(5120, 64, (24, 4), 17408, 48),
-        "qwen3.6-35b-a3b": _hybrid(2048, 40, (16, 2), 0, 32, experts=_hybrid_experts(256, 8)),
-        "qwen3-next-80b-a3b": _hybrid(2048, 48, (16, 2), 0, 32, experts=_hybrid_experts(512, 10), vocab_size=151936),
+        "qwen3.6-35b-a3b": _hybrid(2048, 40, (16, 2), None, 32, experts=_hybrid_experts(256, 8)),
+        "qwen3-next-80b-a3b": _hybrid(2048, 48, (16, 2), None, 32, experts=_hybrid_experts(512, 10), vocab_size=151936),
         "gemma-3-27b": _gemma3(5376, 62, 32, 16, 21504, 168),
         "olmo-3-7b": _olmo3(4096, 32, 32, 32, 11008),
         "mistral-7b-v0.3": _llama(4096, 32, 32, 8, 14336, vocab_size=32768, rope={"theta": 1000000.0}),

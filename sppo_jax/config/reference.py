@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from sppo_jax.config.section import Section
+from sppo_jax.config.section import Section, field_types
 from sppo_jax.config.sections import Config
 
 PAGE = Path(__file__).parents[2] / "docs" / "config.md"
@@ -112,8 +112,7 @@ def _docstring(section: type[Section]) -> str:
 
 
 def _annotations(section: type[Section]) -> dict[str, Any]:
-    hints = typing.get_type_hints(section)
-    return {spec.name: hints[spec.name] for spec in dataclasses.fields(typing.cast(Any, section))}
+    return field_types(section)
 
 
 def _is_group(annotation: Any) -> bool:

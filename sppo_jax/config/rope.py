@@ -16,8 +16,8 @@ class RopeConfig(Section):
         scaling: rule that stretches the rotation: "linear" divides every frequency by `model.rope.factor`, "llama3" and
             "yarn" divide only the slow ones; "none": no scaling.
         factor: number by which frequencies are divided; at least 1.
-        original_length: tokens of the sequences on which the model was trained; at least 1 for the scalings "llama3"
-            and "yarn", any whole number for the others; 0: not known.
+        original_length: tokens of the sequences on which the model was trained; at least 1; null: not known, which
+            the scalings "llama3" and "yarn" do not allow.
         low_freq_factor: rotations over `model.rope.original_length` below which "llama3" divides a frequency by the
             whole factor; any number.
         high_freq_factor: rotations over `model.rope.original_length` above which "llama3" leaves a frequency as it is;
@@ -34,7 +34,7 @@ class RopeConfig(Section):
     fraction: float = 1.0
     scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
     factor: float = 1.0
-    original_length: int = 0
+    original_length: int | None = None
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -42,11 +42,11 @@ class RopeConfig(Section):
     truncate: bool = True
 
     def _check(self) -> None:
-        self._at_least(1, "theta", "factor")
+        self._at_least(1, "theta", "factor", "original_length")
         self._at_least(0, "fraction")
         self._at_most(1, "fraction")
-        if self.scaling in ("llama3", "yarn") and self.original_length < 1:
+        if self.scaling in ("llama3", "yarn") and self.original_length is None:
             raise ConfigError(
                 f"model.rope.original_length must be the length on which the model was trained, at least 1, where "
-                f"model.rope.scaling={self.scaling}, got {self.original_length}; set the length, e.g. to 8192"
+                f"model.rope.scaling={self.scaling}, got null; set the length, e.g. to 8192"
             )

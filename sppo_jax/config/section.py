@@ -9,7 +9,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from sppo_jax.config.yaml_numbers import OtherNumber, check_alike, text_of
 from sppo_jax.files.paths import check_local
@@ -23,6 +23,11 @@ class ConfigError(ValueError):
         super().__init__(" ".join(message.split()))
 
 
+# A number that a user may also write as `auto`: it is worked out when a config is read, unless nothing depends on it.
+WorkedOut = Annotated[int, Literal["auto"]]
+AUTO: Any = "auto"
+
+
 class Unset:
     """The value of a setting that an override sets back to its default."""
 
@@ -33,7 +38,7 @@ class Section:
     section: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        hints = _field_types(type(self))
+        hints = field_types(type(self))
         for spec in dataclasses.fields(typing.cast(Any, self)):
             name = self._name(spec.name)
             value = _convert(getattr(self, spec.name), hints[spec.name], name, _way_back(spec, name))
@@ -60,13 +65,13 @@ class Section:
     def _at_least(self, minimum: float, *names: str) -> None:
         for name in names:
             value, full = getattr(self, name), self._name(name)
-            if not isinstance(value, str) and value < minimum:
+            if value is not None and not isinstance(value, str) and value < minimum:
                 raise ConfigError(f"{full} must be at least {minimum}, got {value}; use {full}={minimum} or more")
 
     def _at_most(self, maximum: float, *names: str) -> None:
         for name in names:
             value, full = getattr(self, name), self._name(name)
-            if not isinstance(value, str) and value > maximum:
+            if value is not None and not isinstance(value, str) and value > maximum:
                 raise ConfigError(f"{full} must be at most {maximum}, got {value}; use {full}={maximum} or less")
 
     def _local(self, *names: str) -> None:
@@ -98,7 +103,7 @@ def build_section(cls: type[Section], settings: Any, name: str) -> Section:
     """
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{name} must be a section of settings, got {settings!r}; write key: value lines under it")
-    hints = _field_types(cls)
+    hints = field_types(cls)
     for key in settings:
         if key not in hints:
             full = f"{name}.{key}" if name else f"{key}"
@@ -113,9 +118,17 @@ def build_section(cls: type[Section], settings: Any, name: str) -> Section:
     return cls(**settings)
 
 
-def _field_types(cls: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    return {spec.name: hints[spec.name] for spec in dataclasses.fields(cls)}
+def field_types(cls: type) -> dict[str, Any]:
+    """Returns what a user may write for each field of a section, as a type."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {spec.name: _written(hints[spec.name]) for spec in dataclasses.fields(cls)}
+
+
+def _written(annotation: Any) -> Any:
+    if typing.get_origin(annotation) is not Annotated:
+        return annotation
+    number, other = typing.get_args(annotation)
+    return typing.Union[other, number]  # noqa: UP007
 
 
 def _is_text(annotation: Any) -> bool:

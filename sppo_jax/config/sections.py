@@ -26,7 +26,8 @@ class MeshConfig(Section):
     """Number of devices along each axis of the mesh.
 
     Args:
-        data: number of pipelines, each with its own sequences; at least 1, or "auto": 1 where `sequence.per_step` is 0,
+        data: number of pipelines, each with its own sequences; at least 1, or "auto": 1 where `sequence.per_step` is
+            "auto",
             else chosen by the planner.
         pipe: number of pipeline stages; at least 1, or "auto": chosen by the planner.
         seq: number of devices that share the tokens of a chunk; at least 1, or "auto": chosen by the planner.
@@ -72,13 +73,13 @@ class SequenceConfig(Section):
         split: how attention is spread over the `seq` axis: "ulysses" exchanges heads, "ring" passes arrays from device
             to device, "hybrid" does both; "auto": chosen by the planner.
         ulysses: devices among which Ulysses exchanges attention heads; at least 1, a divisor of
-            `mesh.seq` where `mesh.seq` is a number; 0: chosen by the planner.
+            `mesh.seq` where `mesh.seq` is a number; "auto": chosen by the planner.
         ring_pass: arrays that travel on the ring: keys and values ("kv") or queries ("q"); "auto": those with fewer
             bytes in each tick.
         per_pipeline: sequences of one pipeline in one step; 1 to 2147483647.
         per_step: sequences of all pipelines in one step; 1 to 2147483647, a multiple of `sequence.per_pipeline` and of
             `mesh.data`, and equal to their product where `mesh.data` is a number and `sequence.per_pipeline` is above
-            1; 0: `mesh.data * sequence.per_pipeline`.
+            1; "auto": `mesh.data * sequence.per_pipeline`.
         groups: devices that share a document: all of the `seq` axis ("static"), or as many as the document needs
             ("flex", where `mesh.seq` is a power of two of at least 2); "auto": flex where `sppo train` predicts a
             shorter step for the documents of the run, else static.
@@ -93,19 +94,18 @@ class SequenceConfig(Section):
     longest: Literal["auto"] | float = "auto"
     shapes: Literal["auto"] | tuple[int, ...] = "auto"
     split: Literal["auto", "ulysses", "ring", "hybrid"] = "auto"
-    ulysses: int = 0
+    ulysses: Literal["auto"] | int = "auto"
     ring_pass: Literal["auto", "kv", "q"] = "auto"
     per_pipeline: int = 1
-    per_step: int = 0
+    per_step: Literal["auto"] | int = "auto"
     groups: Literal["auto", "static", "flex"] = "static"
     plan_for: Literal["documents", "full"] = "documents"
 
     def _check(self) -> None:
-        self._at_least(1, "length", "per_pipeline")
+        self._at_least(1, "length", "per_pipeline", "ulysses", "per_step")
         self._at_most(_INT32, "length", "per_pipeline", "per_step")
-        self._at_least(0, "ulysses", "per_step")
         self._check_lengths()
-        if self.per_step % self.per_pipeline:
+        if self.given_per_step is not None and self.given_per_step % self.per_pipeline:
             raise ConfigError(
                 f"sequence.per_step must be a multiple of sequence.per_pipeline = {self.per_pipeline}, "
                 f"got {self.per_step}; change one of the two"
@@ -115,6 +115,16 @@ class SequenceConfig(Section):
             got = list(self.chunks) if isinstance(self.chunks, tuple) else self.chunks
             raise ConfigError(f"sequence.chunks must be auto, a count or lengths of at least 1, got {got}; change it")
         self._hold(Facts(length=self.length, chunks=lengths or None))
+
+    @property
+    def given_ulysses(self) -> int | None:
+        """The devices among which heads are exchanged, where a number is given."""
+        return self.ulysses if isinstance(self.ulysses, int) else None
+
+    @property
+    def given_per_step(self) -> int | None:
+        """The sequences of a step, where a number is given."""
+        return self.per_step if isinstance(self.per_step, int) else None
 
     @property
     def asked_balance(self) -> str:
@@ -436,7 +446,7 @@ class Config(Section):
                     f"sequence.{name} must be auto with schedule.table, which gives the chunk lengths, got "
                     f"{value if isinstance(value, str) else f'{value:g}'}; set sequence.{name}=auto"
                 )
-        self._hold(Facts(ulysses=self.sequence.ulysses, seq=self.mesh.pinned.get("seq")))
+        self._hold(Facts(ulysses=self.sequence.given_ulysses, seq=self.mesh.pinned.get("seq")))
         if self.optimizer.warmup_steps > self.train.steps:
             raise ConfigError(
                 f"optimizer.warmup_steps must be at most train.steps = {self.train.steps}, "
@@ -456,18 +466,19 @@ class Config(Section):
 
     def _check_sequences(self) -> None:
         data, sequence, schedule = self.mesh.pinned.get("data", 1), self.sequence, self.schedule
-        if not sequence.per_step:
+        per_step = sequence.given_per_step
+        if per_step is None:
             if schedule.wave != "auto":
                 self._hold(Facts(schedule=schedule.name, sequences=sequence.per_pipeline, wave=schedule.wave))
             return
-        self._hold(Facts(data=data, per_step=sequence.per_step))
-        if "data" in self.mesh.pinned and sequence.per_pipeline not in (1, sequence.per_step // data):
+        self._hold(Facts(data=data, per_step=per_step))
+        if "data" in self.mesh.pinned and sequence.per_pipeline not in (1, per_step // data):
             raise ConfigError(
                 f"sequence.per_step must be mesh.data * sequence.per_pipeline = {data * sequence.per_pipeline}, "
-                f"got {sequence.per_step}; leave out one of the two"
+                f"got {per_step}; leave out one of the two"
             )
 
     @property
     def num_sequences(self) -> int:
         """Sequences in one step, over all pipelines."""
-        return self.sequence.per_step or self.mesh.pinned.get("data", 1) * self.sequence.per_pipeline
+        return self.sequence.given_per_step or self.mesh.pinned.get("data", 1) * self.sequence.per_pipeline

@@ -42,7 +42,7 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
         "num_attention_heads": model.num_heads,
         "num_key_value_heads": model.num_kv_heads,
         "head_dim": model.head_dim,
-        "intermediate_size": model.mlp_size,
+        "intermediate_size": model.mlp_size or 0,
         **({"hidden_activation": "gelu_pytorch_tanh"} if kind == GEMMA else {"hidden_act": "silu"}),
         "tie_word_embeddings": model.tied_embeddings,
         "rms_norm_eps": model.norm_eps,
@@ -60,7 +60,7 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
         config["attention_bias"] = FAMILIES[kind].output_bias
     if kind == "llama":
         return config | {"mlp_bias": False}
-    window = model.sliding_window or None
+    window = model.sliding_window
     if kind == "mistral":
         return config | {"sliding_window": window}
     if "layer_types" in config:
@@ -155,7 +155,7 @@ def _layers_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
     if family == "smollm3":
         rotates = [int(model.of_kind(name).rope.fraction > 0) for name in model.kind_names]
         return {"no_rope_layers": rotates}
-    windows = [model.of_kind(name).sliding_window for name in model.kind_names]
+    windows = [model.of_kind(name).sliding_window or 0 for name in model.kind_names]
     kinds = ["sliding_attention" if window else "full_attention" for window in windows]
     if family == "gpt_oss" or FAMILIES[family].local_theta:
         return {"sliding_window": max(windows) or FAMILIES[family].sliding_window, "layer_types": kinds}
@@ -249,22 +249,24 @@ def _scales_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
     Raises:
         ValueError: the family has no such scales; the message names the setting.
     """
-    is_gemma, wanted = family == GEMMA, {"embedding_scale": 1.0, "query_scale": model.query_scale, "logit_cap": 0.0}
+    is_gemma, wanted = family == GEMMA, {"embedding_scale": 1.0, "query_scale": model.query_scale, "logit_cap": None}
     scalar = model.query_scale**-2 if model.query_scale else model.head_dim
     if is_gemma:
         wanted |= {"embedding_scale": model.hidden_size**0.5, "logit_cap": model.logit_cap}
-    wanted["query_scale"] = round(scalar) ** -0.5 if is_gemma and model.query_scale else 0.0
+    wanted["query_scale"] = round(scalar) ** -0.5 if is_gemma and model.query_scale else None
     for name, must in wanted.items():
-        if not math.isclose(getattr(model, name), must, rel_tol=1e-9):
+        value = getattr(model, name)
+        if value != must and not (value and must and math.isclose(value, must, rel_tol=1e-9)):
+            wanted_text, got = ("null" if each is None else f"{each:g}" for each in (must, value))
             raise ValueError(
-                f"a Hugging Face model of type {family} must have model.{name}={must:g}, got {getattr(model, name):g}; "
-                "export only models with this setting"
+                f"a Hugging Face model of type {family} must have model.{name}={wanted_text}, got {got}; export only "
+                "models with this setting"
             )
     if not is_gemma:
         return {}
     return {
         "query_pre_attn_scalar": round(scalar),
-        "final_logit_softcapping": model.logit_cap or None,
+        "final_logit_softcapping": model.logit_cap,
         "attn_logit_softcapping": None,
         "use_bidirectional_attention": False,
     }

@@ -275,8 +275,8 @@ def _mlp_products(model: ModelConfig) -> tuple[int, int]:
     if not experts.count:
         return (1 if model.mlp == "gelu" else 2) * model.mlp_size + has_norm_behind * model.hidden_size, 0
     gated = bool(experts.shared_gate)
-    needs_output = gated or has_norm_behind and experts.shared_size > 0
-    return 2 * experts.shared_size + needs_output * model.hidden_size, experts.count + gated
+    needs_output = gated or has_norm_behind and experts.shared_size is not None
+    return 2 * (experts.shared_size or 0) + needs_output * model.hidden_size, experts.count + gated
 
 
 def chunk_pairs(start: float, tokens: float, window: int = 0) -> float:

@@ -179,7 +179,7 @@ class Decoder(nnx.Module):
             self.head_matrix().astype(self.dtype),
             preferred_element_type=accumulator(self.dtype),
         )
-        return capped(logits_BSV, self.config.logit_cap)
+        return capped(logits_BSV, self.config.logit_cap or 0.0)
 
     def __call__(
         self, tokens_BS: jax.Array, positions: jax.Array | None = None, document_ids: jax.Array | None = None

@@ -100,7 +100,7 @@ class DecoderLayer(nnx.Module):
     def _create_mixer(self, residual_scale: float, rngs: nnx.Rngs) -> None:
         config, stored, scale = self.config, accumulator(self.dtype), self.config.init_scale
         hidden, size = config.hidden_size, config.head_dim
-        self.mixer = Attention(window=config.sliding_window)
+        self.mixer = Attention(window=config.sliding_window or 0)
         self.query = normal_param(rngs, (hidden, config.num_heads, size), scale, stored)
         self.key = normal_param(rngs, (hidden, config.num_kv_heads, size), scale, stored)
         self.value = normal_param(rngs, (hidden, config.num_kv_heads, size), scale, stored)
@@ -154,7 +154,7 @@ class DecoderLayer(nnx.Module):
             v_TKH = v_TKH + self._cast(self.value_bias)
         if self.config.qk_norm:
             q_TNH, k_TKH = self._normalized(self.query_norm, q_TNH), self._normalized(self.key_norm, k_TKH)
-        if self.config.query_scale:
+        if self.config.query_scale is not None:
             # Kernels divide by the root of the head size. A factor in the compute dtype would be rounded.
             factor = self.config.query_scale * math.sqrt(self.config.head_dim)
             q_TNH = (q_TNH.astype(accumulator(self.dtype)) * factor).astype(self.dtype)

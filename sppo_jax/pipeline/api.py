@@ -223,7 +223,7 @@ class Step:
     def _check_split(self, kind: str | None, num_heads: int, window: int, with_tails: bool) -> None:
         """Checks that `seq` can divide the heads and the window of a layer, and that the model has this window too."""
         config, mixer = self.model.config, self.blocks[kind].mixer
-        planned = config.of_kind(config.kind_names[0] if kind is None else kind).sliding_window
+        planned = config.of_kind(config.kind_names[0] if kind is None else kind).sliding_window or 0
         if planned != mixer.window:
             raise ValueError(
                 f"a layer must have the window of model.sliding_window={planned}, got {mixer.window}; set its "
@@ -413,7 +413,7 @@ class Step:
             norm=self.norm,
             vocab_size=vocab_size,
             embedding_scale=self.model.config.embedding_scale,
-            logit_cap=self.model.config.logit_cap,
+            logit_cap=self.model.config.logit_cap or 0.0,
             sequences=sequences,
             scale=scale,
             penalty_weights=None if self.shares is None else self.shares.weights(*(x[..., 0] for x in striped[3:])),

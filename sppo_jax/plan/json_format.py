@@ -6,7 +6,7 @@ from typing import Any
 
 from sppo_jax.files.whole import parse_json
 from sppo_jax.plan.host_pieces import ONE_PIECE
-from sppo_jax.plan.renamed import new_name
+from sppo_jax.plan.renamed import new_name, new_value
 
 SCHEMA_VERSION = 17
 # What `sppo plan --json` adds to a plan to report on it; no part of the plan, so left aside where one is read.
@@ -103,7 +103,8 @@ def _of_today(model: Any) -> Any:
     """Returns the settings of an older plan's model under their names of today."""
     if not isinstance(model, dict):
         return model
-    return {new_name(f"model.{name}").removeprefix("model."): value for name, value in model.items()}
+    names = {new_name(f"model.{name}"): value for name, value in model.items()}
+    return {name.removeprefix("model."): new_value(name, value) for name, value in names.items()}
 
 
 def _read(cls: type, values: Any, where: str) -> Any:

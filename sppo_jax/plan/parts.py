@@ -48,7 +48,7 @@ _DELTA_FIELDS = ("delta.value_heads", "delta.key_heads", "delta.key_size", "delt
 _EXPERTS_FIELDS = ("experts.count", "experts.chosen", "experts.size", "experts.shared_size")
 
 
-def model_shape(model: Any) -> dict[str, int | str]:
+def model_shape(model: Any) -> dict[str, int | str | None]:
     """Returns what a plan depends on of a `config.ModelConfig`, by the names of the fields."""
     found = _shape(model, _MODEL_FIELDS)
     if not model.layers:
@@ -59,7 +59,7 @@ def model_shape(model: Any) -> dict[str, int | str]:
     return {**found, "layers": model.layers, **parts}
 
 
-def _shape(model: Any, fields: tuple[str, ...]) -> dict[str, int | str]:
+def _shape(model: Any, fields: tuple[str, ...]) -> dict[str, int | str | None]:
     of_mlp = _EXPERTS_FIELDS if model.experts.count else ("mlp_size",)
     of_window = ("sliding_window",) * bool(model.sliding_window)
     of_state = _DELTA_FIELDS if model.mixer == "delta" else ()

@@ -102,7 +102,7 @@ class Plan:
     host_arrays: HostArrays = HostArrays()
     planned_for: PlannedFor = PlannedFor()
     cluster: str = ""
-    model: dict[str, int | str] = field(default_factory=dict, hash=False)
+    model: dict[str, int | str | None] = field(default_factory=dict, hash=False)
     reasons: dict[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

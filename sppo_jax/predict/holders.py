@@ -369,7 +369,7 @@ def _work_of_kind(shape: MemoryShape, ways: Ways, tokens: int, prefix_tokens: in
     # Of the MLP there are gate, up, their product, and a cotangent, until XLA computes the gradients of its matrices:
     # behind the backward of attention. What the rest of a stash brings is there already.
     gated = model.experts.count > 0 or model.mlp != "gelu"
-    mlp_size = model.experts.shared_size if model.experts.count else model.mlp_size
+    mlp_size = (model.experts.shared_size if model.experts.count else model.mlp_size) or 0
     of_mlp = (3 + gated - (0 if ways.rest == "recompute" else 1 + gated)) * mlp_size
     is_early = ways.inputs != "period" and shape.platform != "tpu"
     if model.norms != "before" and not model.experts.count and is_early:

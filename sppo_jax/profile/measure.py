@@ -218,7 +218,7 @@ def _without_experts(model: ModelConfig) -> ModelConfig:
     experts = model.experts
     if not experts.count:
         return model
-    size = experts.chosen * experts.size + experts.shared_size
+    size = experts.chosen * experts.size + (experts.shared_size or 0)
     return dataclasses.replace(model, experts=ExpertsConfig(), mlp_size=size, mlp="swiglu")
 
 

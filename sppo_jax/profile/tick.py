@@ -53,7 +53,7 @@ def _config(num_devices: int, device: Device, model: ModelConfig) -> Config:
                 "num_heads": 2,
                 "num_kv_heads": 1,
                 "head_dim": 64,
-                "mlp_size": min(model.mlp_size, _MLP),
+                "mlp_size": min(model.mlp_size or _MLP, _MLP),
                 "compute_dtype": model.compute_dtype,
             },
             "mesh": {"data": 1, "pipe": num_devices, "seq": 1},

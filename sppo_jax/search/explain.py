@@ -312,7 +312,7 @@ def _longer(slower: Rival, label: str, best_s: float) -> str:
 def split_reason(layout: Layout) -> str:
     """Returns why a layout splits a sequence as it does."""
     model, sequence, seq = layout.request.config.model, layout.request.config.sequence, layout.mesh.seq
-    if sequence.split != "auto" or (sequence.ulysses and seq > 1):
+    if sequence.split != "auto" or (sequence.given_ulysses is not None and seq > 1):
         return Because.ASKED()
     num_heads, num_kv_heads = model.shared_heads
     if seq == 1:

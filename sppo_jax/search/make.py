@@ -48,11 +48,11 @@ def check_plan(plan: Plan, config: Config) -> None:
     if sequence.groups != "auto":
         wanted["sequence.groups"] = (sequence.groups, plan.groups)
     wanted["sequence.length"] = (sequence.length, plan.sequence_length)
-    if sequence.per_step:
+    if sequence.given_per_step is not None:
         wanted["sequence.per_step"] = (sequence.per_step, mesh.data * plan.sequences_per_pipeline)
     else:
         wanted["sequence.per_pipeline"] = (sequence.per_pipeline, plan.sequences_per_pipeline)
-    alone = {} if sequence.per_step else {"data": 1}
+    alone = {} if sequence.given_per_step is not None else {"data": 1}
     for axis, size in (alone | config.mesh.pinned).items():
         wanted[f"mesh.{axis}"] = (size, getattr(mesh, axis))
     shape = model_shape(config.model)
@@ -69,7 +69,10 @@ def check_plan(plan: Plan, config: Config) -> None:
         wanted["optimizer.place"] = (config.optimizer.place, plan.optimizer)
     for name, (want, got) in wanted.items():
         if want != got:
-            raise ValueError(f"the plan must agree with {name} = {want}, got {got}; set {name}={got}, or plan again")
+            must, is_now = ("null" if each is None else each for each in (want, got))
+            raise ValueError(
+                f"the plan must agree with {name} = {must}, got {is_now}; set {name}={is_now}, or plan again"
+            )
     simulated, devices = config.train.num_simulated_devices, math.prod((mesh.data, mesh.pipe, mesh.seq))
     if simulated and simulated != devices:
         raise ValueError(

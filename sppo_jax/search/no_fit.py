@@ -188,7 +188,7 @@ def _advice(request: Request, memory: Memory) -> str:
     if largest == _PREFIX:
         return f"use more devices, which share K/V {more_devices}, or {shorter}"
     sequence = request.config.sequence
-    name = "per_step" if sequence.per_step else "per_pipeline"
+    name = "per_step" if sequence.given_per_step is not None else "per_pipeline"
     fewer = f"use fewer sequences in a step than sequence.{name}={getattr(sequence, name)}"
     return f"{fewer}, more devices, which share the batch {more_devices}, or {shorter}"
 

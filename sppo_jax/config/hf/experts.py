@@ -125,7 +125,7 @@ def experts_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "balance_form": "model",
         **{name: getattr(plain, name) for name in WEIGHT_FIELDS if name not in ("count", "size")},
         **style.fields,
-        **({"shared_size": config[style.shared]} if style.shared else {}),
+        **({"shared_size": config[style.shared] or None} if style.shared else {}),
     }
 
 
@@ -168,9 +168,11 @@ def experts_to_hf(experts: ExpertsConfig, like: Mapping[str, Any], family: str) 
         **style.constants,
     }
     if style.shared:
-        written[style.shared] = experts.shared_size
+        written[style.shared] = experts.shared_size or 0
     return written | ({style.normalized: experts.normalized} if style.normalized else {})
 
 
 def _word(value: Any) -> Any:
+    if value is None:
+        return "null"
     return str(value).lower() if isinstance(value, bool) else value

@@ -301,7 +301,7 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "mixer": "attention",
         "delta": delta_from_hf(config) if family.delta else {},
         # Of a model whose layers all have experts no layer has this size.
-        "mlp_size": 0 if family.fused_experts and not has_dense(layers) else config["intermediate_size"],
+        "mlp_size": None if family.fused_experts and not has_dense(layers) else config["intermediate_size"],
         "mlp": family.mlp,
         "experts": experts_from_hf(config) if family.fused_experts else {"count": 0},
         "norms": family.norms,
@@ -315,7 +315,7 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "tied_embeddings": bool(config.get("tie_word_embeddings", family.tied_embeddings)),
         **scales_from_hf(config),
         "norm_eps": config.get("rms_norm_eps", family.norm_eps),
-        "sliding_window": windows[0] if len(set(windows)) == 1 else 0,
+        "sliding_window": windows[0] or None if len(set(windows)) == 1 else None,
         "rope": ropes["sliding_attention" if all(windows) else "full_attention"],
     }
 

@@ -137,7 +137,7 @@ def rope_from_hf(
         "fraction": settings.get("partial_rotary_factor", fraction) if fraction < 1 else 1.0,
         "scaling": scaling,
         "factor": 1.0,
-        "original_length": original if original and "original_length" in _USED[scaling] else trained,
+        "original_length": original if original and "original_length" in _USED[scaling] else trained or None,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "beta_fast": 32.0,
@@ -278,4 +278,4 @@ def ropes_to_hf(full: RopeConfig, local: RopeConfig, *, has_local_theta: bool) -
 def scaled_length(rope: RopeConfig) -> int:
     """Returns the length in tokens for which the scaling is intended; 0 if the length is not known."""
     # For a linear scaling the imported original length is the length after scaling: the file gives no other length.
-    return int(rope.original_length * (rope.factor if "original_length" in _USED[rope.scaling] else 1.0))
+    return int((rope.original_length or 0) * (rope.factor if "original_length" in _USED[rope.scaling] else 1.0))

@@ -101,7 +101,7 @@ def parts_of(model: ModelConfig) -> dict[str, bool]:
         "experts": experts.count > 0,
         "expert_bias": experts.count > 0 and experts.bias,
         "choice_bias": experts.count > 0 and experts.choice_bias,
-        "shared": experts.count > 0 and experts.shared_size > 0,
+        "shared": experts.count > 0 and experts.shared_size is not None,
         "shared_router": experts.count > 0 and experts.shared_gate,
     }
 
@@ -141,11 +141,11 @@ def sizes_of(model: ModelConfig, stack: str | None = None) -> dict[str, int]:
         "n": model.num_heads,
         "k": model.num_kv_heads,
         "h": model.head_dim,
-        "f": model.mlp_size,
+        "f": model.mlp_size or 0,
         "l": num_layers,
         "e": model.experts.count,
         "x": model.experts.size,
-        "s": model.experts.shared_size,
+        "s": model.experts.shared_size or 0,
         "a": model.num_heads * model.head_dim,
         "b": model.num_kv_heads * model.head_dim,
         "c": delta.key_heads,

@@ -68,7 +68,7 @@ class ExpertsMLP(nnx.Module):
             self.gate_bias, self.up_bias = zeros(count, size), zeros(count, size)
         if experts.choice_bias:
             self.choice_bias = zeros(count)
-        if experts.shared_size:
+        if experts.shared_size is not None:
             self.shared_gate = normal((hidden, experts.shared_size))
             self.shared_up = normal((hidden, experts.shared_size))
             self.shared_down = normal((experts.shared_size, hidden), residual_scale)
@@ -98,7 +98,7 @@ class ExpertsMLP(nnx.Module):
         logits_TE = self._logits(h_TD)
         weights_Tk = router.weigh(logits_TE, chosen_Tk, self.config)
         y_TD = grouped.mix(ACTIVATIONS[self.config.mlp], h_TD, weights_Tk, chosen_Tk, self._experts())
-        if self.config.shared_size:
+        if self.config.shared_size is not None:
             y_TD = y_TD + self._shared(h_TD)
         return y_TD, router.shares_of(logits_TE, chosen_Tk, self.config)
 

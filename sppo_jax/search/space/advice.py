@@ -157,7 +157,7 @@ def _sequences(request: Request, find: Find) -> list[Change]:
     """Returns the nearest number of sequences of a step, where more or fewer pipelines leave a mesh."""
     config, now = request.config, request.config.num_sequences
     sequence, pinned = config.sequence, config.mesh.pinned.get("data")
-    if request.table is not None or (pinned and sequence.per_step):
+    if request.table is not None or (pinned and sequence.given_per_step):
         return []
     sizes = divisors(request.cluster.num_devices)
     if pinned:

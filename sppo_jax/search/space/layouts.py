@@ -190,7 +190,7 @@ def _rules_of(request: Request, refused: list[Refused]) -> str:
     """Returns the rules that meshes break, and what else limits the meshes."""
     sequence, pinned = request.config.sequence, request.config.mesh.pinned
     limits = [f"mesh.{axis}={size}" for axis, size in pinned.items()]
-    if not sequence.per_step and "data" not in pinned:
+    if sequence.given_per_step is None and "data" not in pinned:
         limits.insert(0, "mesh.data must be 1 where sequence.per_step is not given")
     broken = [error for _, errors in refused for error in errors]
     broken.sort(key=lambda error: error.number)
@@ -254,13 +254,13 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         pipe=mesh.pipe,
         seq=mesh.seq,
         tile=request.tile,
-        per_step=sequence.per_step,
+        per_step=sequence.given_per_step,
         sequences=sequences,
         length=sequence.length,
         chunks=None if chunks == "auto" else chunks,
         shapes=() if sequence.shapes == "auto" else sequence.shapes,
         kind=None if sequence.split == "auto" else sequence.split,
-        ulysses=sequence.ulysses,
+        ulysses=sequence.given_ulysses,
         window=config.model.shared_window(sequence.length),
         groups=sequence.groups,
         kernel=request.kernel,
@@ -325,9 +325,10 @@ def _meshes(request: Request) -> Iterator[tuple[MeshShape, int]]:
     """
     config = request.config
     pinned, sequence = dict(config.mesh.pinned), config.sequence
-    if sequence.per_step and sequence.per_pipeline > 1:
-        pinned.setdefault("data", sequence.per_step // sequence.per_pipeline)
-    if not sequence.per_step:
+    per_step = sequence.given_per_step
+    if per_step is not None and sequence.per_pipeline > 1:
+        pinned.setdefault("data", per_step // sequence.per_pipeline)
+    if per_step is None:
         pinned.setdefault("data", 1)
     given, total = math.prod(pinned.values()), request.cluster.num_devices
     if len(pinned) == 3 or given > total:
@@ -339,7 +340,7 @@ def _meshes(request: Request) -> Iterator[tuple[MeshShape, int]]:
         for pipe in divisors(total // data):
             mesh = MeshShape(data=data, pipe=pipe, seq=total // data // pipe)
             if all(getattr(mesh, name) == size for name, size in pinned.items()):
-                yield mesh, max(1, sequence.per_step // data) if sequence.per_step else sequence.per_pipeline
+                yield mesh, sequence.per_pipeline if per_step is None else max(1, per_step // data)
 
 
 def _divides(request: Request, pipe: int, interleave: int) -> bool:

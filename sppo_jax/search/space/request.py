@@ -151,7 +151,7 @@ def read_request(config: Config, cluster: Cluster | None = None, documents: Docu
         groups=sequence.groups,
         seq=config.mesh.pinned.get("seq"),
         kind=None if sequence.split == "auto" else sequence.split,
-        ulysses=sequence.ulysses,
+        ulysses=sequence.given_ulysses,
     )
     kernel = choose_kernel(config.model, cluster.device, compute_bytes, facts)
     return Request(

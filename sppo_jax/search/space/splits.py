@@ -38,8 +38,8 @@ def sequence_splits(
     """
     if sequence.split != "auto" or seq == 1:
         return [split_sequence(model, sequence, seq, kernel)]
-    if sequence.ulysses:
-        return [split_sequence(model, _as_kind(sequence, sequence.ulysses, seq), seq, kernel)]
+    if sequence.given_ulysses is not None:
+        return [split_sequence(model, _as_kind(sequence, sequence.given_ulysses, seq), seq, kernel)]
     num_heads, num_kv_heads = model.shared_heads
     factors = divisors(math.gcd(num_heads, seq))
     near = [factor for factor in factors if factor <= num_linked]
@@ -59,7 +59,7 @@ def _on_rings(
 
 def _as_kind(sequence: SequenceConfig, factor: int, seq: int) -> SequenceConfig:
     if factor in (1, seq):
-        return replace(sequence, split="ulysses" if factor == seq else "ring", ulysses=0)
+        return replace(sequence, split="ulysses" if factor == seq else "ring", ulysses="auto")
     return replace(sequence, split="hybrid", ulysses=factor)
 
 
@@ -78,8 +78,8 @@ def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int, kerne
     kind, (num_heads, _) = sequence.split, model.shared_heads
     if kind == "auto":
         kind = "ulysses" if num_heads % seq == 0 else "ring"
-    check(Facts(num_heads=num_heads, kind=kind, ulysses=sequence.ulysses, seq=seq))
-    factor = {"ring": 1, "ulysses": seq}.get(kind) or sequence.ulysses or _hybrid_factor(num_heads, seq)
+    check(Facts(num_heads=num_heads, kind=kind, ulysses=sequence.given_ulysses, seq=seq))
+    factor = {"ring": 1, "ulysses": seq}.get(kind) or sequence.given_ulysses or _hybrid_factor(num_heads, seq)
     check(Facts(ulysses=factor, seq=seq, window=model.shared_window(sequence.length), kernel=kernel))
     return SequenceSplit(kind=kind, ulysses=factor, ring=seq // factor)
 

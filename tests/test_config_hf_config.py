@@ -93,7 +93,7 @@ def test_experts_are_read_from_their_keys_and_written_back():
         False,
         0.02,
     )
-    assert model.mlp_size == 0  # no layer has a plain MLP
+    assert model.mlp_size is None  # no layer has a plain MLP
     content = shape_to_hf(model, like=changed, length=0, dtype="float32")
     assert "num_local_experts" not in content and content["num_experts"] == 64
     assert {
@@ -136,19 +136,19 @@ def test_experts_that_no_family_has_are_refused(changes, words):
     ("changes", "window"),
     [
         (dict(model_type="mistral", sliding_window=4096), 4096),
-        (dict(model_type="mistral", sliding_window=None), 0),
+        (dict(model_type="mistral", sliding_window=None), None),
         (dict(model_type="mistral"), 4096),  # the family's, where the key is left out
-        (dict(model_type="qwen2", use_sliding_window=False, sliding_window=32768), 0),
-        (dict(model_type="qwen2", use_sliding_window=True, sliding_window=64, max_window_layers=4), 0),
+        (dict(model_type="qwen2", use_sliding_window=False, sliding_window=32768), None),
+        (dict(model_type="qwen2", use_sliding_window=True, sliding_window=64, max_window_layers=4), None),
         (dict(model_type="qwen3", head_dim=16, use_sliding_window=True, sliding_window=64, max_window_layers=0), 64),
         (
             dict(model_type="qwen2", use_sliding_window=True, sliding_window=64, layer_types=["sliding_attention"] * 4),
             64,
         ),
-        (dict(model_type="qwen2", sliding_window=64, layer_types=["full_attention"] * 4), 0),
-        (dict(model_type="llama", sliding_window=64), 0),
+        (dict(model_type="qwen2", sliding_window=64, layer_types=["full_attention"] * 4), None),
+        (dict(model_type="llama", sliding_window=64), None),
         ({**MOE, "use_sliding_window": True, "sliding_window": 64}, 64),
-        ({**MOE, "use_sliding_window": False, "sliding_window": 64}, 0),
+        ({**MOE, "use_sliding_window": False, "sliding_window": 64}, None),
     ],
 )
 def test_the_sliding_window_is_that_of_all_layers(changes, window):
@@ -170,7 +170,7 @@ def test_the_sliding_window_is_that_of_all_layers(changes, window):
 )
 def test_a_window_of_some_layers_is_a_kind_of_layer(changes, layers):
     model = ModelConfig(**shape_from_hf({**SMALL, "architectures": None, "sliding_window": 64, **changes}))
-    assert (model.layers, model.sliding_window, model.of_kind("local").sliding_window) == (layers, 0, 64)
+    assert (model.layers, model.sliding_window, model.of_kind("local").sliding_window) == (layers, None, 64)
     content = shape_to_hf(model, like={}, length=0, dtype="float32")
     assert content["model_type"] == changes["model_type"] and content["layer_types"].count("sliding_attention") < 4
     again = ModelConfig(**shape_from_hf(content))
@@ -201,15 +201,15 @@ def test_keys_that_a_gpt_oss_folder_leaves_out_are_those_of_its_family():
 @pytest.mark.parametrize(
     ("changes", "pattern", "window"),
     [
-        (dict(num_hidden_layers=5, layer_types=None), "2x(local,full),local", 0),
-        (dict(num_hidden_layers=3, layer_types=["full_attention"] * 2 + ["sliding_attention"]), "2xfull,local", 0),
+        (dict(num_hidden_layers=5, layer_types=None), "2x(local,full),local", None),
+        (dict(num_hidden_layers=3, layer_types=["full_attention"] * 2 + ["sliding_attention"]), "2xfull,local", None),
         (dict(num_hidden_layers=2, layer_types=["sliding_attention"] * 2), None, 128),
-        (dict(num_hidden_layers=2, layer_types=["full_attention"] * 2), None, 0),
+        (dict(num_hidden_layers=2, layer_types=["full_attention"] * 2), None, None),
     ],
 )
 def test_windows_of_gpt_oss_are_read_and_written_for_each_layer(changes, pattern, window):
     model = ModelConfig(**shape_from_hf(GPT_OSS | changes))
-    assert (model.layers, model.sliding_window, model.mlp_size) == (pattern, window, 0)
+    assert (model.layers, model.sliding_window, model.mlp_size) == (pattern, window, None)
     content = shape_to_hf(model, like=GPT_OSS | changes, length=0, dtype="bfloat16")
     assert len(content["layer_types"]) == changes["num_hidden_layers"] and content["sliding_window"] == 128
     assert (content["attention_bias"], content["num_local_experts"], content["swiglu_limit"]) == (True, 32, 7.0)

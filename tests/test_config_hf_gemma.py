@@ -31,7 +31,7 @@ def test_what_is_left_out_is_as_in_transformers():
     text = dict(hidden_size=2560, intermediate_size=10240, num_hidden_layers=34, sliding_window=1024)
     model = ModelConfig(**shape_from_hf(language_config({"model_type": "gemma3", "text_config": text})))
     assert (model.vocab_size, model.num_heads, model.num_kv_heads, model.head_dim) == (262208, 8, 4, 256)
-    assert (model.layers, model.tied_embeddings, model.query_scale) == ("5x(5xlocal,full),4xlocal", True, 0.0)
+    assert (model.layers, model.tied_embeddings, model.query_scale) == ("5x(5xlocal,full),4xlocal", True, None)
     assert (model.rope.theta, model.of_kind("local").rope.theta) == (1e6, 1e4)
     assert (model.norm_eps, model.rope.original_length) == (1e-6, 131072)
 
@@ -43,15 +43,15 @@ def test_scales_and_a_cap_are_read_and_written():
     assert (content["query_pre_attn_scalar"], content["final_logit_softcapping"]) == (168, 30.0)
     assert ModelConfig(**shape_from_hf(content)) == model
     # A scale that is one over the root of the head size is that of other models.
-    assert model_of(query_pre_attn_scalar=16).query_scale == 0
+    assert model_of(query_pre_attn_scalar=16).query_scale is None
 
 
 @pytest.mark.parametrize(
     ("changes", "layers", "window", "theta"),
     [
-        (dict(sliding_window_pattern=2), "2x(local,full)", 0, 7e5),
+        (dict(sliding_window_pattern=2), "2x(local,full)", None, 7e5),
         (dict(sliding_window_pattern=6), None, 4096, 2e4),
-        (dict(layer_types=["full_attention"] * 4, sliding_window=None), None, 0, 7e5),
+        (dict(layer_types=["full_attention"] * 4, sliding_window=None), None, None, 7e5),
     ],
 )
 def test_windowed_layers_have_a_rotation_of_their_own(changes, layers, window, theta):

@@ -218,7 +218,7 @@ def draw_experts(seed: int) -> Case:
         size=draws.number(3, 11),
         mlp=draws.pick(("swiglu", "geglu", "clamped")),
         bias=draws.chance(0.3),
-        shared_size=draws.pick((0, 0, 5)),
+        shared_size=draws.pick((None, None, 5)),
         scores=draws.pick(("softmax", "sigmoid", "softmax_of_chosen")),
         normalized=draws.chance(0.7),
         scaling=draws.pick((1.0, 2.5)),
@@ -226,7 +226,7 @@ def draw_experts(seed: int) -> Case:
         balance_form=draws.pick(("model", "layer")),
         z=draws.pick((0.0, 0.02)),
     )
-    experts |= dict(shared_gate=experts["shared_size"] > 0 and draws.chance(0.5))
+    experts |= dict(shared_gate=experts["shared_size"] is not None and draws.chance(0.5))
     experts |= dict(choice_bias=experts["scores"] != "softmax_of_chosen" and draws.chance(0.4))
     if experts["chosen"] == 1 and experts["normalized"] and experts["scores"] != "softmax_of_chosen":
         # A weight divided by itself is 1: without a loss of its own the router has a gradient of roundings alone.

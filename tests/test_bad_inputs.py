@@ -167,7 +167,7 @@ SETTINGS = [
     ("model.kernel=cudnn", "use model.kernel=blockwise"),
     ("model.kernel=pallas", "model.kernel=pallas must have a TPU"),
     ("model.compute_dtype=float64", "set JAX_ENABLE_X64=1, or use float32"),
-    ("model.sliding_window=-1", "model.sliding_window must be at least 0"),
+    ("model.sliding_window=-1", "model.sliding_window must be at least 1"),
     ("model.rope.scaling=yarn", "set the length, e.g. to 8192"),
     (
         "model.layers=delta,full mesh.seq=4 train.devices=cpu:4",

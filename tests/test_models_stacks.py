@@ -73,7 +73,7 @@ class WindowedLayer(DecoderLayer):
 
     def __init__(self, config, *, rngs):
         super().__init__(config, rngs=rngs)
-        self.taps = nnx.Param(jnp.zeros((config.sliding_window,)))
+        self.taps = nnx.Param(jnp.zeros((config.sliding_window or 0,)))
 
 
 def test_kinds_of_a_stack_whose_shapes_differ_are_refused():

@@ -254,7 +254,7 @@ def test_a_key_against_its_switch_is_refused_in_a_line(folder, changes, words):
 def test_layer_types_that_say_what_the_window_says_are_read(folder):
     for changes, window in (
         (dict(layer_types=[SLIDES] * 48, use_sliding_window=True, sliding_window=64), 64),
-        (dict(layer_types=[FULL] * 48, use_sliding_window=False, sliding_window=64), 0),
+        (dict(layer_types=[FULL] * 48, use_sliding_window=False, sliding_window=64), None),
     ):
         (folder / "config.json").write_text(json.dumps(MOE | changes))
         assert config_of(folder, balance=0.0).model.sliding_window == window

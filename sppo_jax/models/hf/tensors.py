@@ -21,6 +21,8 @@ from sppo_jax.models.hf.form import PLAIN, Form
 from sppo_jax.models.hf.tensor_rules import TensorRule
 
 if TYPE_CHECKING:
+    from sppo_jax.config.delta import DeltaConfig
+    from sppo_jax.config.experts import ExpertsConfig
     from sppo_jax.config.model import ModelConfig
 
 _LAYER = "model.layers.{}."
@@ -134,7 +136,6 @@ def sizes_of(model: ModelConfig, stack: str | None = None) -> dict[str, int]:
     num_layers = model.num_layers
     if stack is not None:
         num_layers, model = model.stack_names.count(stack), model.of_kind(model.stacks[stack][0])
-    delta = model.delta
     return {
         "v": model.vocab_size,
         "d": model.hidden_size,
@@ -143,15 +144,23 @@ def sizes_of(model: ModelConfig, stack: str | None = None) -> dict[str, int]:
         "h": model.head_dim,
         "f": model.mlp_size or 0,
         "l": num_layers,
-        "e": model.experts.count,
-        "x": model.experts.size,
-        "s": model.experts.shared_size or 0,
         "a": model.num_heads * model.head_dim,
         "b": model.num_kv_heads * model.head_dim,
+        **(_sizes_of_experts(model.experts) if model.experts.count else {}),
+        **(_sizes_of_states(model.delta) if model.mixer == "delta" else {}),
+    }
+
+
+def _sizes_of_experts(experts: ExpertsConfig) -> dict[str, int]:
+    return {"e": experts.count, "x": experts.size, "s": experts.shared_size or 0}
+
+
+def _sizes_of_states(delta: DeltaConfig) -> dict[str, int]:
+    return {
         "c": delta.key_heads,
         "i": delta.key_size,
         "m": delta.value_heads,
-        "r": delta.value_heads // max(1, delta.key_heads),
+        "r": delta.value_heads // delta.key_heads,
         "j": delta.value_size,
         "t": delta.taps,
     }

@@ -318,19 +318,19 @@ def _program_and_steps(rows: CheckRows, asked: Asked, device: Any) -> None:
     from sppo_jax.processes.same_program import check_same, digits_of
     from sppo_jax.processes.software import device_facts, software
 
-    prepared: list[steps.Small] = []
+    prepared: list[tuple[steps.Small, Any]] = []
 
     def same() -> Figures:
-        small = asked.small if not isinstance(asked.small, str) else (asked.config, asked.plan)
-        prepared.append(steps.prepare(*small))
-        text = prepared[0].lower().as_text()
+        small = steps.prepare(*(asked.small if not isinstance(asked.small, str) else (asked.config, asked.plan)))
+        prepared.append((small, small.lower()))
+        text = prepared[0][1].as_text()
         check_same("training step", text, software() | device_facts(device))
         return {"digits": digits_of(text)}
 
     def three_steps() -> Figures:
         if isinstance(asked.small, str):
             return {"left_out": f"the config cannot be made small: {asked.small}"}
-        return steps.measure(prepared[0], asked.folder)
+        return steps.measure(*prepared[0], asked.folder)
 
     rows.add("one program", same, judge_program)
     if asked.with_collectives or asked.cluster.num_devices == 1:

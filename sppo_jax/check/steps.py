@@ -125,11 +125,12 @@ def run_steps(small: Small, state: TrainState, count: int, step: Any = None) -> 
     return state, losses
 
 
-def measure(small: Small, folder: Path) -> Figures:
+def measure(small: Small, lowered: Any, folder: Path) -> Figures:
     """Returns the losses of three steps, those of their twin, and of the next step before and after a restore.
 
     Args:
         small: the step.
+        lowered: the same step.
         folder: empty, of all processes; takes a checkpoint.
     """
     plan, config, state, twin = small.plan, small.config, small.state(), []
@@ -138,7 +139,7 @@ def measure(small: Small, folder: Path) -> Figures:
             twin_step = small.lower().compile()
         copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=shardings_of(small.shapes))
         _, twin = run_steps(small, copy(state), _NUM_STEPS, twin_step)
-    step = small.lower().compile()
+    step = lowered.compile()
     state, losses = run_steps(small, state, _NUM_STEPS, step)
     checkpoints = Checkpoints(folder, config.checkpoint, small.saved)
     run = {"step": _NUM_STEPS, "config": to_dict(config), "plan": plan.to_dict(), "data": {}}

@@ -13,6 +13,7 @@ from data_cases import write_tokenizer
 from hf_folders import write_folder
 
 from sppo_jax.compat import check_offload
+from sppo_jax.plan.plan import SCHEMA_VERSION
 
 TRAIN = "train c.yaml --run-dir new"
 FLEX = "flex c.yaml"
@@ -268,12 +269,12 @@ COMMANDS = {
     "a plan that is none": (f"{TRAIN} --plan c.yaml", "--plan c.yaml: plan.json must hold JSON text", None),
     "a plan of a newer version": (
         f"{TRAIN} --plan newer.json",
-        "--plan newer.json: schema_version of plan.json must be 16, got 99; plan again",
+        f"--plan newer.json: schema_version of plan.json must be {SCHEMA_VERSION}, got 99; plan again",
         NEWER,
     ),
     "a fit of a plan of a newer version": (
         "fit c.yaml --plan newer.json",
-        "--plan newer.json: schema_version of plan.json must be 16, got 99; plan again",
+        f"--plan newer.json: schema_version of plan.json must be {SCHEMA_VERSION}, got 99; plan again",
         NEWER,
     ),
     "a plan of no keys": (f"{TRAIN} --plan p.json", "--plan p.json: ", text("p.json", "{}")),

@@ -237,7 +237,7 @@ def test_a_compiler_that_asks_for_more_makes_the_change_larger(tmp_path, monkeyp
 
 def test_fit_refuses_a_cpu_in_one_line(tmp_path, capsys):
     path = tmp_path / "c.yaml"
-    scaled = config(model__rope={"scaling": "yarn", "factor": 128.0})  # as long as the sequence, so that no line warns
+    scaled = config(model__rope={"scaling": "yarn", "factor": 128.0, "original_length": 8192})  # no line warns
     path.write_text(to_yaml(config_from_dict({**scaled, "train": {"steps": 1, "devices": "cpu:8"}})))
     assert main(["fit", str(path), "--cluster", "cpu:1x8"]) == 2
     assert "the cluster of sppo fit must have GPUs or TPUs, got cpu:1x8" in capsys.readouterr().err

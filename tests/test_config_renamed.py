@@ -114,11 +114,12 @@ def test_a_zero_that_is_none_is_taken_with_its_line(name, tmp_path):
 
 
 def test_a_number_is_a_number():
-    """A model without experts has 0 of them, and dataclasses take no 0 for none."""
+    """A model without experts has 0 of them; a dataclass that is made by hand reads 0 for none as a config does."""
     assert lines_of(lambda: config_from_dict(settings({"model": {"experts": {"count": 0}}})))[1] == []
     assert new_value("model.experts.count", 0) == 0 and new_value("model.head_dim", False) is False
-    with pytest.raises(ConfigError, match="model.sliding_window must be at least 1, got 0"):
-        replace(config_from_dict(settings({})).model, sliding_window=0)
+    model = config_from_dict(settings({})).model
+    line = "model.sliding_window=0 is now null; 0 is read until version 0.3"
+    assert lines_of(lambda: replace(model, sliding_window=0)) == (model, [line])
     types = {"local": {"sliding_window": "none"}}
     mixed = {"model": {"sliding_window": 4, "layers": "local,full", "layer_types": types}}
     model = config_from_dict(settings(mixed)).model

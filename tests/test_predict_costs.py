@@ -28,7 +28,7 @@ LAYER = layer_costs(MODEL)
 
 
 def costs(pipe=1, seq=1, *, data=1, ring=1, layers=2, linear=True, attention=False, size=2, **given) -> CostModel:
-    reach, model = given.pop("recompute_reach", math.inf), replace(MODEL, sliding_window=given.pop("window", 0))
+    reach, model = given.pop("recompute_reach", math.inf), replace(MODEL, sliding_window=given.pop("window", None))
     asked = {"kernel": "cudnn", "ring_pass": "auto"}
     asked = {name: given.pop(name, value) for name, value in asked.items()}
     return cost_model(

@@ -8,11 +8,13 @@ import json
 import math
 import types
 import typing
+import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from sppo_jax.config.yaml_numbers import OtherNumber, check_alike, text_of
 from sppo_jax.files.paths import check_local
+from sppo_jax.plan.renamed import new_value, zero_line
 from sppo_jax.rules import Facts, check
 
 
@@ -41,7 +43,10 @@ class Section:
         hints = field_types(type(self))
         for spec in dataclasses.fields(typing.cast(Any, self)):
             name = self._name(spec.name)
-            value = _convert(getattr(self, spec.name), hints[spec.name], name, _way_back(spec, name))
+            given = getattr(self, spec.name)
+            if (now := new_value(name, given)) is not given:
+                warnings.warn(zero_line(name), stacklevel=2)
+            value = _convert(now, hints[spec.name], name, _way_back(spec, name))
             object.__setattr__(self, spec.name, value)
         self._check()
 

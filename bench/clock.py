@@ -30,7 +30,8 @@ from bench.gpu_parts.machine import cpu_name
 from sppo_jax.config import Config, config_from_dict
 from sppo_jax.hardware import DEVICES, Cluster, make_cluster, measured
 from sppo_jax.plan.plan import Plan
-from sppo_jax.report.draw.chart import Axis, Panel, Series
+from sppo_jax.report.draw.axis import Axis
+from sppo_jax.report.draw.chart import Panel, Series
 from sppo_jax.search.make import make_plan
 
 # Memory that a step gives back is kept for the next step, as on accelerators, and new pages are large. Otherwise every

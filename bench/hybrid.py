@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.figures import write
-from sppo_jax.report.draw.chart import Axis, Panel, Series
+from sppo_jax.report.draw.axis import Axis
+from sppo_jax.report.draw.chart import Panel, Series
 
 ROOT = Path(__file__).parents[1]
 CONFIG, RESULTS, PICTURE = (

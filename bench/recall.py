@@ -31,7 +31,8 @@ from typing import Any
 from bench.figures import write
 from sppo_jax.config import Config, load_config
 from sppo_jax.processes.environment import simulate_devices
-from sppo_jax.report.draw.chart import Axis, Panel, Series
+from sppo_jax.report.draw.axis import Axis
+from sppo_jax.report.draw.chart import Panel, Series
 
 ROOT = Path(__file__).parents[1]
 WHOLE, CUT = "whole", "cut at chunks"

@@ -23,7 +23,8 @@ from pathlib import Path
 import yaml
 
 from bench.figures import write
-from sppo_jax.report.draw.chart import Axis, Marker, Panel, Series
+from sppo_jax.report.draw.axis import Axis
+from sppo_jax.report.draw.chart import Marker, Panel, Series
 
 HERE = Path(__file__).parent
 RESULT, PICTURE = HERE / "results" / "resume.json", HERE.parent / "docs" / "resume.svg"

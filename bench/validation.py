@@ -7,7 +7,7 @@ the predicted columns are made again; the measured and compiled columns come fro
 results/fit.json, which `python -m bench.clock` and `python -m bench.fit` write. The pictures docs/recall.svg,
 docs/recall_hybrid.svg, docs/quickstart_hybrid.svg and docs/resume.svg show the stored results of `recall.py`,
 `hybrid.py` and `resume.py`, docs/flexsp.svg what `groups.py` simulates, results/records.svg compiled lengths beside
-published ones. Takes about half a minute. The pictures need matplotlib (extra `dev`).
+published ones. Takes about half a minute.
 """
 
 import json

@@ -22,7 +22,8 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.seconds.costs import CostModel, cost_model
 from sppo_jax.predict.seconds.simulate import simulate
 from sppo_jax.predict.seconds.stage_shape import Recompute, StageShape
-from sppo_jax.report.draw.chart import Axis, Panel, Series
+from sppo_jax.report.draw.axis import Axis
+from sppo_jax.report.draw.chart import Panel, Series
 from sppo_jax.schedule.generators import make_table
 from sppo_jax.schedule.table import TickShape, Unit
 from sppo_jax.search.search import search
@@ -223,9 +224,9 @@ def _gain_panel(gained: Gain) -> Panel:
         for at, (name, value, color) in enumerate(marks, 1)
     ]
     return Panel(
-        title="13B, 512K tokens, 8 stages of 8 GPUs:\ngain over N = 32; of Plans, in simulation",
+        title="13B, 512K, 8 stages of 8 GPUs: gain over N = 32",
         x=Axis(label="", low=0.4, high=6.6),
-        y=Axis(label="gain, times as fast", low=1.0, high=1.3),
+        y=Axis(label="times as fast; Plans: in simulation", low=1.0, high=1.3),
         series=series,
     )
 
@@ -239,8 +240,8 @@ def _waiting_panel(stages: int, kinds: list[tuple[str, int]], found: list[Point]
         series.append(Series(name=name, x=counts, y=[p.formula for p in own], color=color))
         series.append(Series(name="", x=counts, y=[p.simulated for p in own], color=color, line=False, mark="circle"))
     return Panel(
-        title=f"p = {stages} stages\npoints: simulated; lines: (p - 1) max(c) / (v sum(c))",
-        x=Axis(label="N, chunks of a sequence", log=True, whole=True),
+        title=f"p = {stages}; lines: (p - 1) max(c) / (v sum(c))",
+        x=Axis(label="N, chunks of a sequence; points: simulated", log=True, whole=True),
         y=Axis(label="waiting, share of a stage's work", log=True, percent=True),
         series=series,
     )

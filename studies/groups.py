@@ -3,8 +3,7 @@
     python -m studies.groups             print
     python -m studies.groups --write     print, and write the block `groups` and docs/flexsp.svg
 
-Everything is simulated by the planner; no device runs. No jax needed; takes a few seconds. The picture needs matplotlib
-(extra `dev`).
+Everything is simulated by the planner; no device runs. No jax needed; takes a few seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from sppo_jax.data.rows.lengths import rows_of_corpus
 from sppo_jax.flex.lengths import corpora
 from sppo_jax.flex.placement import Placement
 from sppo_jax.flex.rows import documents_of
-from sppo_jax.report.draw.chart import Axis, Marker, Panel, Series
+from sppo_jax.report.draw.axis import Axis
+from sppo_jax.report.draw.chart import Marker, Panel, Series
 from sppo_jax.report.flex.figures import TeamFigures, figures_of_teams
 from sppo_jax.search.make import make_plan
 

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from bench.blocks import FIGURES, write_block
 from bench.figures import write
 from sppo_jax.hardware import DEVICES
-from sppo_jax.report.draw.chart import Axis, Panel, Series
+from sppo_jax.report.draw.axis import Axis
+from sppo_jax.report.draw.chart import Panel, Series
 from studies.baselines import efficiency_rows, mfu_rows
 from studies.calibration import Calibration, Row, calibrate, calibrate_tpus, mean_error, other_calibrations, predictions
 from studies.cells import Cell

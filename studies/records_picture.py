@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from sppo_jax.hardware import parse_cluster
 from sppo_jax.plan.plan import Plan
-from sppo_jax.report.draw.chart import Axis, Panel, Series
+from sppo_jax.report.draw.axis import Axis
+from sppo_jax.report.draw.chart import Panel, Series
 from studies.record_cells import LENGTHS, THROUGHPUT
 from studies.records_compiled import AIMS, RESULTS
 

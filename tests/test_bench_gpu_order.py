@@ -220,7 +220,6 @@ def test_every_part_is_there_in_an_image_with_jax_and_flax_alone():
         "tokenizers",
         "safetensors",
         "pyarrow",
-        "matplotlib",
         "tqdm",
     )
     script = _BLOCK.format(names=set(names), parts=PARTS)

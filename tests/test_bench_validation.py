@@ -9,7 +9,7 @@ import pytest
 
 from bench import clock, figures, fit, shipped, validation
 from bench.blocks import FIGURES, ROOT, read_block
-from sppo_jax.report.draw.chart import axis_ends
+from sppo_jax.report.draw.axis import axis_ends
 
 PICTURES = (
     "bench/results/figures/bubble.svg",

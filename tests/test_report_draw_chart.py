@@ -1,25 +1,21 @@
 """Charts: well-formed, every point at its place, round ticks, and refusals that name the axis."""
 
 import math
-import random
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from sppo_jax.report.draw.axis import Axis
 from sppo_jax.report.draw.chart import (
     LEFT,
     PALETTE,
     RIGHT,
     TOP,
-    Axis,
     Look,
     Marker,
     Panel,
     Series,
-    _Scale,
-    axis_ends,
     chart_svg,
-    count_text,
 )
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -44,29 +40,13 @@ def test_points_lie_where_their_values_are():
 def test_logarithmic_axes_put_powers_at_equal_steps():
     root = draw(
         Series(name="", x=(16, 32, 64), y=(0.01, 1.0, 100.0), line=False, mark="circle"),
-        x=Axis(label="N", log=True),
+        x=Axis(label="N", log=True, whole=True),
         y=Axis(label="norm", log=True),
     )
     places = [(float(c.get("cx")), float(c.get("cy"))) for c in root.iter(f"{SVG}circle")]
     assert places[1][0] == pytest.approx((places[0][0] + places[2][0]) / 2, abs=0.1)
     assert places[1][1] == pytest.approx((places[0][1] + places[2][1]) / 2, abs=0.1)
     assert {"16", "32", "64", "0.01", "1", "100"} <= set(texts(root))
-
-
-@pytest.mark.parametrize(
-    ("axis", "ends"),
-    [
-        (Axis(label="x"), (-0.4, 10.4)),
-        (Axis(label="x", low=0, high=20), (0, 20)),
-        (Axis(label="x", low=0), (0, 10.4)),
-    ],
-)
-def test_an_axis_ends_a_little_past_its_values_unless_it_is_set(axis, ends):
-    assert axis_ends(axis, [10, 0, 4]) == pytest.approx(ends)
-
-
-def test_a_logarithmic_axis_ends_past_its_values_by_a_share_of_its_decades():
-    assert axis_ends(Axis(label="x", log=True), [1, 100]) == pytest.approx((10**-0.08, 10**2.08))
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 7.3), (-3, 4), (0.001, 0.0042), (0, 12345)])
@@ -93,6 +73,45 @@ def test_panels_stand_side_by_side():
     panel = Panel(title="", x=Axis(label=""), y=Axis(label=""), series=[Series(name="", x=(0, 1), y=(0, 1))])
     root = ElementTree.fromstring(chart_svg([panel] * 3, width=100, height=90))
     assert (root.get("width"), root.get("height")) == ("300", "90")
+
+
+def test_panels_stand_in_rows_below_each_other_with_one_legend_that_they_share():
+    first, second = Series(name="a", x=(0, 1), y=(0, 1)), Series(name="b", x=(0, 1), y=(1, 0))
+    alike = Panel(title="", x=Axis(label="x"), y=Axis(label="y"), series=[first, second])
+    unnamed = Panel(title="", x=Axis(label="x"), y=Axis(label="y"), series=[Series(name="", x=(0, 1), y=(0, 1))])
+    root = ElementTree.fromstring(chart_svg([alike, unnamed, alike], width=200, height=90, columns=2))
+    assert [group.get("transform") for group in root.findall(f"{SVG}g")] == [
+        "translate(0,0)",
+        "translate(200,0)",
+        "translate(0,90)",
+    ]
+    assert (texts(root).count("a"), texts(root).count("b")) == (1, 1)
+    assert root.get("width") == "400" and 180 < float(root.get("height")) < 240
+    other = Panel(title="", x=Axis(label="x"), y=Axis(label="y"), series=[second])
+    root = ElementTree.fromstring(chart_svg([alike, other], width=200, height=90))
+    assert (texts(root).count("a"), texts(root).count("b")) == (1, 2)
+
+
+def test_a_lone_point_has_its_name_above_it_where_the_axis_has_no_label():
+    alone = Series(name="ours\n1.2x", x=(1,), y=(5,), line=False, mark="square")
+    root = draw(alone, x=Axis(label="", low=0, high=2), y=Axis(label="y", low=0, high=10))
+    (mark,) = [e for e in root.iter(f"{SVG}rect") if e.get("height") == "6"]
+    above = {e.text: float(e.get("y")) for e in root.iter(f"{SVG}text") if e.text in ("ours", "1.2x")}
+    assert above["ours"] < above["1.2x"] < float(mark.get("y"))
+    assert not {"0", "2"} <= {e.text for e in root.iter(f"{SVG}text") if float(e.get("y")) > 300}  # no ticks
+    assert texts(draw(alone, x=Axis(label="x"))).count("ours\n1.2x") == 1  # in the legend
+
+
+def test_a_marker_is_named_at_its_line_but_in_a_page_only_under_the_pointer():
+    panel = Panel(
+        title="",
+        x=Axis(label="step"),
+        y=Axis(label="y"),
+        series=[Series(name="", x=(0, 10), y=(0, 1))],
+        rules=[Marker(x=5, title="resumed")],
+    )
+    assert "resumed" in texts(ElementTree.fromstring(chart_svg([panel])))
+    assert "resumed" not in texts(ElementTree.fromstring(chart_svg([panel], look=Look(hover=True))))
 
 
 def test_a_line_has_all_points_and_its_colour():
@@ -137,40 +156,3 @@ def test_a_page_chooses_the_colours_and_gets_what_hovering_needs():
     assert len(polygon.get("points").split()) == 4
     (rule,) = [e for e in root.iter(f"{SVG}line") if e.find(f"{SVG}title") is not None]
     assert float(rule.get("x1")) == (LEFT + 400 - RIGHT) / 2 and rule.find(f"{SVG}title").text == "resumed"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (950, "950"), (9999, "9,999"), (12000, "12K"), (1.5e6, "1.5M"), (3e9, "3B")]
-)
-def test_counts_in_short(value, text):
-    assert count_text(value) == text
-
-
-def axes():
-    """Yields axes of every kind with the values that they show: far apart, close together, around 0 or far from it."""
-    drawn = random.Random(0)
-    for _ in range(2000):
-        log, whole = drawn.random() < 0.3, drawn.random() < 0.4
-        low = 10 ** drawn.uniform(-4, 8) * (1 if log else drawn.choice((1, -1, 0)))
-        span = (abs(low) or 1) * 10 ** drawn.uniform(-5, 3)
-        low, span = (round(low), max(1, round(span))) if whole else (low, span)
-        if not log or low > 0:
-            yield Axis(label="", log=log, whole=whole, percent=not whole and drawn.random() < 0.3), [low, low + span]
-    yield Axis(label="loss"), [9.21034, 9.21041]
-    yield Axis(label="MFU", percent=True), [0.46201, 0.46209]
-    yield Axis(label="step", whole=True, low=0), [1_000_000, 1_000_012]
-    yield Axis(label="gradient norm", log=True), [0.70, 0.71]
-
-
-def test_ticks_of_an_axis_are_several_and_differ():
-    for axis, values in axes():
-        labels = _Scale(axis, values, 0, 100).labels()
-        texts = [text for _, text in labels]
-        assert 2 <= len(labels) <= 14 and len(set(texts)) == len(texts), (axis, values, texts)
-
-
-def test_ticks_are_as_short_as_they_can_be():
-    loss, steps = Axis(label="loss"), Axis(label="step", whole=True, low=0)
-    assert [text for _, text in _Scale(loss, [2, 4], 0, 1).labels()] == ["2", "2.5", "3", "3.5", "4"]
-    assert [text for _, text in _Scale(steps, [2000], 0, 1).labels()] == ["0", "500", "1,000", "1,500", "2,000"]
-    assert "9.21036" in [text for _, text in _Scale(loss, [9.21034, 9.21041], 0, 1).labels()]

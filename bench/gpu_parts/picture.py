@@ -1,7 +1,4 @@
-"""The results of the GPU benchmark as a picture: attention by queries, speed and MFU by length. No jax.
-
-The picture is written on the machine with the GPU, where the extra `dev` (matplotlib) need not be installed.
-"""
+"""The results of the GPU benchmark as a picture: attention by queries, speed and MFU by length. No jax."""
 
 from __future__ import annotations
 
@@ -10,7 +7,8 @@ from typing import Any
 
 from bench.gpu_parts.aims import ceiling_flops_s
 from bench.gpu_parts.results import Results
-from sppo_jax.report.draw.chart import Axis, Panel, Series, chart_svg
+from sppo_jax.report.draw.axis import Axis
+from sppo_jax.report.draw.chart import Panel, Series, chart_svg
 
 _TOKENS = Axis(label="tokens of a sequence", log=True, whole=True)
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sppo_jax.report.draw.chart import Axis, Marker, Panel, Series
+from sppo_jax.report.draw.axis import Axis
+from sppo_jax.report.draw.chart import Marker, Panel, Series
 from sppo_jax.report.run.figures import Point, RunFigures, series, smooth, thin
 from sppo_jax.report.run.run_files import number
 from sppo_jax.report.run.speed import is_alike

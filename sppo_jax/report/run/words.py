@@ -9,7 +9,7 @@ from typing import Any
 
 from sppo_jax.files.format_bytes import NOT_FINITE, format_bytes
 from sppo_jax.plan.plan import Plan
-from sppo_jax.report.draw.chart import count_text
+from sppo_jax.report.draw.axis import count_text
 from sppo_jax.report.plan.words import seconds, settings_of
 from sppo_jax.report.run.figures import Point, RunFigures, ShownValidation, duration
 from sppo_jax.report.run.run_files import number

@@ -17,7 +17,7 @@ from sppo_jax.check.row import FAILS, SLOW, UNKNOWN, Figures, Row, Wanted, error
 from sppo_jax.compat import host_is_device
 from sppo_jax.config import Config, config_from_dict, to_dict
 from sppo_jax.hardware import Cluster, make_cluster
-from sppo_jax.hardware.cluster import DEVICES
+from sppo_jax.hardware.datasheets import DEVICES
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import api
 from sppo_jax.pipeline.params import layout, storage

@@ -7,15 +7,9 @@ from sppo_jax.hardware.capacity import (
     usable_bytes,
     usable_host_bytes,
 )
-from sppo_jax.hardware.cluster import (
-    DEVICES,
-    Cluster,
-    Device,
-    make_cluster,
-    measured,
-    parse_cluster,
-    with_profile,
-)
+from sppo_jax.hardware.cluster import Cluster, make_cluster, measured, parse_cluster, with_profile
+from sppo_jax.hardware.datasheets import DEVICES
+from sppo_jax.hardware.device import Device
 from sppo_jax.hardware.find import device_of, find_device, local_cluster
 from sppo_jax.hardware.present import num_gpus, visible_gpus
 

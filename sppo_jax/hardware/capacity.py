@@ -11,7 +11,8 @@ Sources:
   XLA", JAX-Toolbox). Here eight H100 get 0.92 and 32 of them 0.91.
 """
 
-from sppo_jax.hardware.cluster import Cluster, Device
+from sppo_jax.hardware.cluster import Cluster
+from sppo_jax.hardware.device import Device
 from sppo_jax.version import jaxlib_version
 
 _MiB, _GiB = 2**20, 2**30

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sppo_jax.hardware import machine
-from sppo_jax.hardware.cluster import DEVICES, Cluster, Device, make_cluster
+from sppo_jax.hardware.cluster import Cluster, make_cluster
+from sppo_jax.hardware.datasheets import DEVICES
+from sppo_jax.hardware.device import Device
 from sppo_jax.hardware.present import Gpu, present_device, visible_gpus
 
 # Words of an accelerator's own name, most telling first.

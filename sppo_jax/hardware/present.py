@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sppo_jax.hardware.cluster import Device
+    from sppo_jax.hardware.device import Device
 
 _MiB, _GiB = 2**20, 2**30
 _FIELDS = "name,uuid,memory.total,memory.reserved,mig.mode.current"

@@ -9,7 +9,8 @@ from functools import cached_property
 from sppo_jax.config import Config
 from sppo_jax.files.format_bytes import format_bytes
 from sppo_jax.hardware.capacity import OLD_SPARE, pool_share, spare_share, usable_bytes, usable_host_bytes
-from sppo_jax.hardware.cluster import Cluster, Device
+from sppo_jax.hardware.cluster import Cluster
+from sppo_jax.hardware.device import Device
 from sppo_jax.hardware.tpu_chips import num_blocks
 from sppo_jax.plan.parts import MeshShape, PlannedFor, Predicted, SchedulePlan, StashPlan, model_shape
 from sppo_jax.plan.plan import Plan, schedule_table

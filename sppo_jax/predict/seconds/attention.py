@@ -14,7 +14,7 @@ from sppo_jax.program.ring import Ring
 
 # What the fused kernel takes longer than its pairs, as keys of each query: the wait for the longest diagonal tiles (in
 # waves), and in backward the start and the end of each tile (in tokens). Fitted on the kernel benchmarks that
-# `hardware/cluster.py` names.
+# `hardware/datasheets.py` names.
 _TAIL_WAVES, _BACKWARD_TOKENS = 0.75, 160
 
 

@@ -17,7 +17,7 @@ from sppo_jax.hardware import (
     make_cluster,
     parse_cluster,
 )
-from sppo_jax.hardware.cluster import LONG_HEAD_DIM
+from sppo_jax.hardware.device import LONG_HEAD_DIM
 from sppo_jax.hardware.tpu_chips import SPILLED, TPU_CHIPS, block_bytes
 from sppo_jax.plan.parts import cudnn_takes, pallas_takes
 from sppo_jax.predict.seconds.documents import Documents

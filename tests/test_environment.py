@@ -399,11 +399,13 @@ def test_preparing_says_what_it_has_set(unset):
     assert prepare_process(plan, trains=False) == {}
 
 
-def test_importing_and_making_a_mesh_change_one_flag_of_the_environment():
+def test_importing_any_module_and_making_a_mesh_change_one_flag_of_the_environment():
     code = f"""
-import os
+import importlib, os, pkgutil
 before = dict(os.environ)
 import sppo_jax
+for module in pkgutil.walk_packages(sppo_jax.__path__, "sppo_jax."):
+    importlib.import_module(module.name)
 from sppo_jax.config import config_from_dict
 config = config_from_dict({SETTINGS!r})
 plan = sppo_jax.make_plan(config)
@@ -411,6 +413,7 @@ sppo_jax.make_mesh(plan)
 sppo_jax.value_and_grad(plan, sppo_jax.build_model(config, abstract=True))
 after = {{name: value for name, value in os.environ.items() if before.get(name) != value}}
 assert after in ({{}}, {{"XLA_FLAGS": "{env.YNN_FLAG}="}}), after
+assert before.keys() <= os.environ.keys()
 print("the same")
 """
     out, errors = run(code)

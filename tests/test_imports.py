@@ -138,6 +138,47 @@ def test_folders_are_small():
     assert len(set(LAYERS) - {"parts", "layers", "check", "evaluation"}) <= 25
 
 
+def writes_environment(tree: ast.AST) -> bool:
+    """Returns whether a file sets or deletes a variable of the environment."""
+
+    def is_environ(node: ast.AST) -> bool:
+        return isinstance(node, ast.Attribute) and node.attr == "environ"
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and is_environ(node.value) and not isinstance(node.ctx, ast.Load):
+            return True
+        if isinstance(node, ast.AugAssign) and is_environ(node.target):
+            return True
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            called = node.func
+            changes = called.attr in ("update", "setdefault", "pop", "popitem", "clear") and is_environ(called.value)
+            if changes or called.attr in ("putenv", "unsetenv"):
+                return True
+    return False
+
+
+def test_two_files_write_the_environment():
+    trees = {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+    found = {name for name, tree in trees.items() if writes_environment(tree)}
+    assert found == {"compat.py", "processes/environment.py"}
+
+
+@pytest.mark.parametrize(
+    ("code", "writes"),
+    [
+        ("os.environ['A'] = '1'", True),
+        ("del os.environ['A']", True),
+        ("os.environ |= {'A': '1'}", True),
+        ("os.environ.setdefault('A', '1')", True),
+        ("os.putenv('A', '1')", True),
+        ("os.environ['A'] + os.environ.get('B', '')", False),
+        ("found.update({})", False),
+    ],
+)
+def test_a_write_to_the_environment_is_found(code, writes):
+    assert writes_environment(ast.parse(code)) == writes
+
+
 @pytest.mark.parametrize("name", WITHOUT_JAX)
 def test_what_plans_does_not_import_jax(name):
     files = [path for path in FILES if path.relative_to(ROOT).is_relative_to(name)]

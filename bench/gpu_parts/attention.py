@@ -11,13 +11,12 @@ from collections.abc import Iterator
 import jax.numpy as jnp
 
 from bench.gpu_parts.case import Case, Emit
-from bench.gpu_parts.program import TIMED_RUNS, Program, Target, target_here
+from bench.gpu_parts.program import TIMED_RUNS, Program, Target, target_here, timer_of
 from sppo_jax.attention import cudnn
 from sppo_jax.config import ModelConfig
 from sppo_jax.models.counts import ATTENTION_BACKWARD, chunk_pairs, layer_costs
 from sppo_jax.profile import measure
 from sppo_jax.profile.measure import Work, attention_work, default_model, default_sizes
-from sppo_jax.profile.timing import Timer
 
 _K = 1024
 
@@ -58,7 +57,7 @@ def programs(settings: dict, target: Target) -> Iterator[Program]:
     """List the programs of a case; `sppo profile`'s own figures need no others than these."""
     if "profile" in settings:
         return
-    timer, model = _timer(settings, target), _model(settings, target)
+    timer, model = timer_of(settings, target), _model(settings, target)
     for queries in settings["queries"]:
         for way, (work, _) in _works(settings, model, queries).items():
             yield Program(f"{_what(settings)}, {queries} queries, {way}", *timer.program(*work))
@@ -72,7 +71,7 @@ def run(settings: dict, device: str, emit: Emit) -> None:
         sizes = dataclasses.replace(default_sizes(target.platform, quick=False), run_s=0.1, runs=TIMED_RUNS)
         emit({"what": "profile", "profile": dataclasses.asdict(measure.measure(model, sizes, print))})
         return
-    timer = _timer(settings, target)
+    timer = timer_of(settings, target)
     for queries in settings["queries"]:
         for way, (work, flops) in _works(settings, model, queries).items():
             seconds = timer.seconds(*work)
@@ -91,10 +90,6 @@ def _what(settings: dict) -> str:
         keys = f" of {settings['keys'] // _K}K keys" if settings["calls"] == "rectangle" else ""
         return f"cudnn's {settings['calls']}{keys}{heads}"
     return f"{settings['kernel']} behind {settings['prefix']}"
-
-
-def _timer(settings: dict, target: Target) -> Timer:
-    return Timer(devices=target.devices, run_s=settings["run_s"], runs=TIMED_RUNS)
 
 
 def _works(settings: dict, model: ModelConfig, queries: int) -> dict[str, tuple[Work, float]]:

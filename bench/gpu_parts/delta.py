@@ -15,14 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from bench.gpu_parts.case import Case, Emit
-from bench.gpu_parts.program import TIMED_RUNS, Program, Target, target_here
+from bench.gpu_parts.program import Program, Target, target_here, timer_of
 from sppo_jax.mixers import delta
 from sppo_jax.mixers.delta import GatedDelta, Heads, Taps
 from sppo_jax.mixers.delta_work import BLOCK, Cut, cut_of
 from sppo_jax.mixers.mixer import Operands, TokenRun
 from sppo_jax.predict.states import STATE_STEP_TOKENS, StateWork
 from sppo_jax.profile.measure import Work, normal
-from sppo_jax.profile.timing import Timer
 
 _K = 1024
 # FLOPs of a step's backward, in those of its forward.
@@ -48,7 +47,7 @@ def _case(name: str, settings: dict, expected_s: float) -> Case:
 
 def programs(settings: dict, target: Target) -> Iterator[Program]:
     """List the programs of a case."""
-    timer, name = _timer(settings, target), f"{settings['tokens']} tokens, {settings['spans']} spans"
+    timer, name = timer_of(settings, target), f"{settings['tokens']} tokens, {settings['spans']} spans"
     for way, work in _works(settings, target).items():
         context = functools.partial(_spans, settings["spans"])
         yield Program(f"{name}, {way}", *timer.program(*work), context=context)
@@ -63,7 +62,7 @@ def run(settings: dict, device: str, emit: Emit) -> None:
     for way, (make, turn) in _works(settings, target).items():
         kind, times = _WAYS[way]
         with _spans(settings["spans"]):
-            seconds = _timer(settings, target).seconds(make, turn)
+            seconds = timer_of(settings, target).seconds(make, turn)
         emit(
             {
                 "what": f"{settings['tokens']} tokens, {settings['value_heads']} heads, {settings['spans']} spans",
@@ -87,10 +86,6 @@ def _guess(kind: str, times: float, flops: float, tokens: int, matmul_flops_s: f
         "guessed_flops_s": times * flops / token_s(0.0, flops),
         "guessed_step_s": token_s(1.0, 0.0) * STATE_STEP_TOKENS,
     }
-
-
-def _timer(settings: dict, target: Target) -> Timer:
-    return Timer(devices=target.devices, run_s=settings["run_s"], runs=TIMED_RUNS)
 
 
 def _spans(count: int) -> mock._patch:

@@ -13,7 +13,7 @@ bits are the same: there a difference may be as large as that of the dense model
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -195,13 +195,18 @@ def _pipeline(settings: dict, target: Target, name: str):
 
 def _run_dense(settings: dict, target: Target, dtype: str, params: nnx.State, batch: dict):
     config = _config(settings | {"model": settings["model"] | {"compute_dtype": dtype}}, target, "kept")
+    return jax.device_get(jax.jit(precise_dense(config))(params, batch))
+
+
+def precise_dense(config: Config) -> Callable[[nnx.State, dict], tuple]:
+    """Return the dense step of a config; in float32 its products are those of float32."""
     step = dense_value_and_grad(build_model(config, abstract=True))
 
-    def precise(params, batch):
-        with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
+    def precise(params: nnx.State, batch: dict) -> tuple:
+        with jax.default_matmul_precision("highest" if config.model.compute_dtype == "float32" else "default"):
             return step(params, batch)
 
-    return jax.device_get(jax.jit(precise)(params, batch))
+    return precise
 
 
 def _batch(settings: dict) -> dict[str, np.ndarray]:

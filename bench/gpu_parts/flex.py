@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bench.gpu_parts.case import Case, Emit
-from bench.gpu_parts.exact_step import MOST_TIMES_DENSE, relative_errors
+from bench.gpu_parts.exact_step import MOST_TIMES_DENSE, precise_dense, relative_errors
 from bench.gpu_parts.program import Program, Target, median, target_here, timed
 from sppo_jax.config import Config, config_from_dict
 from sppo_jax.flex.cells import candidates, today
@@ -24,7 +24,6 @@ from sppo_jax.flex.placement import Pieces, Placement
 from sppo_jax.flex.rows import PADDING, Content, write
 from sppo_jax.flex.shape import plan_shape
 from sppo_jax.models.build import build_model
-from sppo_jax.models.dense import dense_value_and_grad
 from sppo_jax.pipeline import api
 from sppo_jax.pipeline.params import layout
 from sppo_jax.plan.plan import Plan
@@ -174,10 +173,6 @@ def _pipeline(settings: dict, target: Target, groups: str) -> tuple[Plan, Callab
 
 
 def _run_dense(settings: dict, target: Target, dtype: str, params: nnx.State, batch: dict) -> tuple:
-    step = dense_value_and_grad(build_model(_config(settings, target, "static", compute_dtype=dtype), abstract=True))
-
-    def precise(params: nnx.State, batch: dict) -> tuple:
-        with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
-            return step(params, batch)
-
-    return jax.device_get(jax.jit(precise)(params, batch))
+    return jax.device_get(
+        jax.jit(precise_dense(_config(settings, target, "static", compute_dtype=dtype)))(params, batch)
+    )

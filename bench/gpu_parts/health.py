@@ -13,12 +13,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from bench.gpu_parts.case import Case, Emit
-from bench.gpu_parts.program import TIMED_RUNS, Program, Target, median, random_arrays, target_here, timed
+from bench.gpu_parts.program import Program, Target, median, random_arrays, target_here, timed, timer_of
 from bench.gpu_parts.room import needed_gib
 from sppo_jax.arrays import buffers
 from sppo_jax.compat import to_device, to_host
 from sppo_jax.profile.measure import matmul_work
-from sppo_jax.profile.timing import Timer
 
 # What a turn of a loop does besides nothing: matrix products, attention, a copy to the host, a copy back; rows by
 # counter (the compiler makes a DMA of such a copy) or looked up in a table that the compiler does not know (a kernel,
@@ -58,7 +57,9 @@ def cases(*, tiny: bool) -> list[Case]:
 def programs(settings: dict, target: Target) -> Iterator[Program]:
     """List the programs of a case."""
     for size in settings["squares"]:
-        yield Program(f"matmul {size}", *_timer(settings, target).program(*matmul_work(size, size, size, jnp.bfloat16)))
+        yield Program(
+            f"matmul {size}", *timer_of(settings, target).program(*matmul_work(size, size, size, jnp.bfloat16))
+        )
     side, turns = settings["side"], settings["turns"]
     square = target.shape(side, side)
     for name in settings["loops"]:
@@ -73,7 +74,7 @@ def run(settings: dict, device: str, emit: Emit) -> None:
     stats = target.devices[0].memory_stats() or {}
     emit({"what": "memory that jax may take", "bytes": stats.get("bytes_limit")})
     for size in settings["squares"]:
-        seconds = _timer(settings, target).seconds(*matmul_work(size, size, size, jnp.bfloat16))
+        seconds = timer_of(settings, target).seconds(*matmul_work(size, size, size, jnp.bfloat16))
         emit({"what": f"matmul {size}", "flops_s": 4.0 * size**3 / seconds})
     fill_s = 0.0
     for program in programs(settings, target):
@@ -81,10 +82,6 @@ def run(settings: dict, device: str, emit: Emit) -> None:
             row = _measure_loop(settings, program, fill_s)
             fill_s = median(row["turn_s"]) if program.name == FILL else fill_s
             emit(row)
-
-
-def _timer(settings: dict, target: Target) -> Timer:
-    return Timer(devices=target.devices, run_s=settings["run_s"], runs=TIMED_RUNS)
 
 
 def _measure_loop(settings: dict, program: Program, fill_s: float) -> dict:

@@ -18,6 +18,7 @@ from bench.gpu_parts.room import cluster_of
 from sppo_jax.compat import compiler_options
 from sppo_jax.fit.figures import Figures
 from sppo_jax.hardware import DEVICES, Cluster, Device
+from sppo_jax.profile.timing import Timer
 
 TIMED_RUNS = 3
 _MOST_THREADS = 8
@@ -130,6 +131,11 @@ def random_arrays(shapes: Sequence[jax.ShapeDtypeStruct], *, seed: int = 0) -> l
         return make(key)
 
     return [draw(key, shape) for key, shape in zip(keys, shapes, strict=True)]
+
+
+def timer_of(settings: dict, target: Target) -> Timer:
+    """Return the timer of a case on the devices of a target."""
+    return Timer(devices=target.devices, run_s=settings["run_s"], runs=TIMED_RUNS)
 
 
 def timed(call: Callable[[], Any], *, runs: int = TIMED_RUNS) -> list[float]:

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from bench.gpu_parts.case import Case, Emit
-from bench.gpu_parts.program import TIMED_RUNS, Program, Target, target_here
+from bench.gpu_parts.program import Program, Target, target_here, timer_of
 from bench.tpu_parts.kernel import TINY, arrays_of, blocks_of, forward_work, meets_of
 from sppo_jax.attention.tpu.forward import Partial, forward
 from sppo_jax.profile.measure import Work
-from sppo_jax.profile.timing import AXIS, Timer
+from sppo_jax.profile.timing import AXIS
 
 DEVICES = 4
 HOP, KERNEL, BOTH = "hop of keys and values", "kernel", "kernel beside the hop"
@@ -44,14 +44,14 @@ def _case(name: str, settings: dict, expected_s: float) -> Case:
 def programs(settings: dict, target: Target) -> Iterator[Program]:
     """List the programs of a case."""
     for name, work in _works(settings, target).items():
-        yield Program(name, *_timer(settings, target).program(*work))
+        yield Program(name, *timer_of(settings, target).program(*work))
 
 
 def run(settings: dict, device: str, emit: Emit) -> None:
     """Measure; a row each."""
     target, found = target_here(device, DEVICES), {}
     for name, work in _works(settings, target).items():
-        found[name] = _timer(settings, target).seconds(*work)
+        found[name] = timer_of(settings, target).seconds(*work)
         emit({"what": name, "seconds": found[name], "bytes_s": _bytes(settings) / found[name] if name == HOP else None})
     hidden = (found[HOP] + found[KERNEL] - found[BOTH]) / min(found[HOP], found[KERNEL])
     emit({"what": "of the shorter one that is hidden", "share": hidden})
@@ -60,10 +60,6 @@ def run(settings: dict, device: str, emit: Emit) -> None:
 def _bytes(settings: dict) -> int:
     num_kv_heads, _, head_dim = settings["heads"]
     return 2 * num_kv_heads * settings["keys"] * head_dim * jnp.dtype(jnp.bfloat16).itemsize
-
-
-def _timer(settings: dict, target: Target) -> Timer:
-    return Timer(devices=target.devices, run_s=settings["run_s"], runs=TIMED_RUNS)
 
 
 def _works(settings: dict, target: Target) -> dict[str, Work]:

@@ -18,6 +18,7 @@ of a document is a triangle in each block, and a rectangle of what the block see
 Letters: T queries of a chunk on one ring member, S keys of a member's buffer, B blocks of queries.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -153,9 +154,7 @@ def _triangles(query_documents_T, own_keys_T, start, later, num_listed: int) -> 
     size = query_documents_T.shape[0]
     begins, order = _runs(query_documents_T)
 
-    def by_document(values, fill):
-        return jnp.full((size,), fill, jnp.int32).at[jnp.where(begins, order, size)].set(values, mode="drop")
-
+    by_document = partial(_by_document, begins, order)
     query_begin = by_document(jnp.arange(size, dtype=jnp.int32), 0)
     query_count = _count(order, query_documents_T >= 0)
     key_begin, key_count = _keys_in_chunk(by_document(query_documents_T, _FAR), own_keys_T)
@@ -228,9 +227,7 @@ def find_team_spans(queries: Tags, keys: Tags) -> Spans:
     begins, order = _runs(queries.documents)
     rows = jnp.arange(size, dtype=jnp.int32)
 
-    def by_document(values, fill):
-        return jnp.full((size,), fill, jnp.int32).at[jnp.where(begins, order, size)].set(values, mode="drop")
-
+    by_document = partial(_by_document, begins, order)
     documents, query_begin = by_document(queries.documents, _FAR), by_document(rows, 0)
     query_count = _count(order, queries.documents >= 0)
     key_begin, key_count = _keys_in_chunk(documents, keys.documents)
@@ -250,6 +247,12 @@ def find_team_spans(queries: Tags, keys: Tags) -> Spans:
         key_begin=compact(key_begin),
         key_count=compact(key_count),
     )
+
+
+def _by_document(begins: jax.Array, order: jax.Array, values: jax.Array, fill: int) -> jax.Array:
+    """Returns of each document its value at the document's first token; of numbers without a document the fill."""
+    size = begins.shape[0]
+    return jnp.full((size,), fill, jnp.int32).at[jnp.where(begins, order, size)].set(values, mode="drop")
 
 
 def _runs(documents: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -8,14 +8,14 @@ Sources:
   H200: NVIDIA H200 datasheet; the chip is the H100's, with other memory.
   B200: NVIDIA DGX B200 datasheet and Blackwell architecture technical brief; multiprocessors as in CUDA's listings.
   All others: NVIDIA's datasheets, and its whitepapers on GA102, Ada, Hopper and RTX Blackwell.
-  Memory from H200 on: the total that nvidia-smi prints.
+  The speed of memory is that of `hardware/datasheets.py`. Memory from H200 on: the total that nvidia-smi prints.
   Limits of a compute capability (threads, shared memory, registers): CUDA C++ Programming Guide, "Technical
   Specifications per Compute Capability".
 """
 
 from dataclasses import dataclass, replace
 
-from sppo_jax.hardware import Cluster
+from sppo_jax.hardware import DEVICES, Cluster
 
 _KiB, _MiB, _GiB = 2**10, 2**20, 2**30
 # Limits that hold for every compute capability listed here.
@@ -51,7 +51,6 @@ class GpuTarget:
         fpus_per_core: float32 units of one multiprocessor.
         clock_ghz: boost clock.
         memory_bytes: device memory.
-        bandwidth: bytes a second of device memory.
         l2_bytes: level-2 cache.
         shared_bytes: shared memory of a multiprocessor, of which a block may have all but 1 KiB.
         threads_per_core: threads that a multiprocessor holds.
@@ -63,13 +62,16 @@ class GpuTarget:
     fpus_per_core: int
     clock_ghz: float
     memory_bytes: int
-    bandwidth: int
     l2_bytes: int
     shared_bytes: int
     threads_per_core: int = 2048
 
-    def text(self) -> str:
-        """Writes the target as a text-format `stream_executor.GpuTargetConfigProto`."""
+    def text(self, bandwidth: float) -> str:
+        """Writes the target as a text-format `stream_executor.GpuTargetConfigProto`.
+
+        Args:
+            bandwidth: bytes a second of device memory.
+        """
         major, minor = self.capability
         feature = " feature_extension: ACCELERATED_FEATURES" if major >= 9 else ""
         numbers = {
@@ -77,7 +79,7 @@ class GpuTarget:
             "fpus_per_core": self.fpus_per_core,
             "clock_rate_ghz": self.clock_ghz,
             "device_memory_size": self.memory_bytes,
-            "memory_bandwidth": self.bandwidth,
+            "memory_bandwidth": round(bandwidth),
             "l2_cache_size": self.l2_bytes,
             "shared_memory_per_block_optin": self.shared_bytes - _KiB,
             "shared_memory_per_core": self.shared_bytes,
@@ -100,7 +102,6 @@ _A100 = GpuTarget(
     fpus_per_core=64,
     clock_ghz=1.41,
     memory_bytes=80 * _GiB,
-    bandwidth=2_039 * 10**9,
     l2_bytes=40 * _MiB,
     shared_bytes=164 * _KiB,
 )
@@ -111,20 +112,16 @@ _H100 = GpuTarget(
     fpus_per_core=128,
     clock_ghz=1.98,
     memory_bytes=80 * _GiB,
-    bandwidth=3_350 * 10**9,
     l2_bytes=50 * _MiB,
     shared_bytes=228 * _KiB,
 )
 
 
-def _like(
-    like: GpuTarget, description: str, memory_mib: int, gb_s: int, cores: int, ghz: float, l2_mib: int
-) -> GpuTarget:
+def _like(like: GpuTarget, description: str, memory_mib: int, cores: int, ghz: float, l2_mib: int) -> GpuTarget:
     return replace(
         like,
         description=description,
         memory_bytes=memory_mib * _MiB,
-        bandwidth=gb_s * 10**9,
         cores=cores,
         clock_ghz=ghz,
         l2_bytes=l2_mib * _MiB,
@@ -137,7 +134,7 @@ _GA102 = replace(
 )
 _ADA, _RTX_BLACKWELL = replace(_GA102, capability=(8, 9)), replace(_GA102, capability=(12, 0))
 GPUS = {
-    "a100-40g": replace(_A100, description="NVIDIA A100-SXM4-40GB", memory_bytes=40 * _GiB, bandwidth=1_555 * 10**9),
+    "a100-40g": replace(_A100, description="NVIDIA A100-SXM4-40GB", memory_bytes=40 * _GiB),
     "a100-80g": _A100,
     "h100": _H100,
     "h100-pcie": replace(
@@ -145,10 +142,9 @@ GPUS = {
         description="NVIDIA H100 PCIe",
         cores=114,
         clock_ghz=1.755,
-        bandwidth=2_000 * 10**9,
     ),
-    "gh200": replace(_H100, description="NVIDIA GH200 480GB", memory_bytes=97871 * _MiB, bandwidth=4_000 * 10**9),
-    "h200": replace(_H100, description="NVIDIA H200", memory_bytes=143771 * _MiB, bandwidth=4_800 * 10**9),
+    "gh200": replace(_H100, description="NVIDIA GH200 480GB", memory_bytes=97871 * _MiB),
+    "h200": replace(_H100, description="NVIDIA H200", memory_bytes=143771 * _MiB),
     "b200": replace(
         _H100,
         description="NVIDIA B200",
@@ -156,7 +152,6 @@ GPUS = {
         cores=148,
         clock_ghz=1.965,
         memory_bytes=183359 * _MiB,
-        bandwidth=8_000 * 10**9,
         l2_bytes=126 * _MiB,
     ),
     "gb200": replace(
@@ -166,7 +161,6 @@ GPUS = {
         cores=152,
         clock_ghz=2.062,
         memory_bytes=189471 * _MiB,
-        bandwidth=8_000 * 10**9,
         l2_bytes=126 * _MiB,
     ),
     "b300": replace(
@@ -176,30 +170,27 @@ GPUS = {
         cores=160,
         clock_ghz=1.92,
         memory_bytes=275040 * _MiB,
-        bandwidth=8_000 * 10**9,
         l2_bytes=126 * _MiB,
     ),
     "a800-80g": replace(_A100, description="NVIDIA A800-SXM4-80GB"),
     "h800": replace(_H100, description="NVIDIA H800"),
-    "h20": _like(_H100, "NVIDIA H20", 97871, 4_000, 78, 1.98, 60),
-    "a100-pcie": replace(_A100, description="NVIDIA A100 80GB PCIe", bandwidth=1_935 * 10**9),
-    "h100-nvl": _like(_H100, "NVIDIA H100 NVL", 95830, 3_900, 132, 1.785, 50),
-    "h200-nvl": _like(_H100, "NVIDIA H200 NVL", 143771, 4_800, 132, 1.785, 50),
-    "a30": _like(_A100, "NVIDIA A30", 24576, 933, 56, 1.44, 24),
-    "a40": _like(_GA102, "NVIDIA A40", 46068, 696, 84, 1.74, 6),
-    "a6000": _like(_GA102, "NVIDIA RTX A6000", 49140, 768, 84, 1.8, 6),
-    "a10": _like(_GA102, "NVIDIA A10", 23028, 600, 72, 1.695, 6),
-    "a10g": _like(_GA102, "NVIDIA A10G", 23028, 600, 80, 1.71, 6),
-    "rtx-3090": _like(_GA102, "NVIDIA GeForce RTX 3090", 24576, 936, 82, 1.695, 6),
-    "l4": _like(_ADA, "NVIDIA L4", 23034, 300, 58, 2.04, 48),
-    "l40": _like(_ADA, "NVIDIA L40", 46068, 864, 142, 2.49, 96),
-    "l40s": _like(_ADA, "NVIDIA L40S", 46068, 864, 142, 2.52, 96),
-    "rtx-6000-ada": _like(_ADA, "NVIDIA RTX 6000 Ada Generation", 49140, 960, 142, 2.505, 96),
-    "rtx-4090": _like(_ADA, "NVIDIA GeForce RTX 4090", 24564, 1_008, 128, 2.52, 72),
-    "rtx-5090": _like(_RTX_BLACKWELL, "NVIDIA GeForce RTX 5090", 32607, 1_792, 170, 2.407, 96),
-    "rtx-pro-6000": _like(
-        _RTX_BLACKWELL, "NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, 1_792, 188, 2.617, 128
-    ),
+    "h20": _like(_H100, "NVIDIA H20", 97871, 78, 1.98, 60),
+    "a100-pcie": replace(_A100, description="NVIDIA A100 80GB PCIe"),
+    "h100-nvl": _like(_H100, "NVIDIA H100 NVL", 95830, 132, 1.785, 50),
+    "h200-nvl": _like(_H100, "NVIDIA H200 NVL", 143771, 132, 1.785, 50),
+    "a30": _like(_A100, "NVIDIA A30", 24576, 56, 1.44, 24),
+    "a40": _like(_GA102, "NVIDIA A40", 46068, 84, 1.74, 6),
+    "a6000": _like(_GA102, "NVIDIA RTX A6000", 49140, 84, 1.8, 6),
+    "a10": _like(_GA102, "NVIDIA A10", 23028, 72, 1.695, 6),
+    "a10g": _like(_GA102, "NVIDIA A10G", 23028, 80, 1.71, 6),
+    "rtx-3090": _like(_GA102, "NVIDIA GeForce RTX 3090", 24576, 82, 1.695, 6),
+    "l4": _like(_ADA, "NVIDIA L4", 23034, 58, 2.04, 48),
+    "l40": _like(_ADA, "NVIDIA L40", 46068, 142, 2.49, 96),
+    "l40s": _like(_ADA, "NVIDIA L40S", 46068, 142, 2.52, 96),
+    "rtx-6000-ada": _like(_ADA, "NVIDIA RTX 6000 Ada Generation", 49140, 142, 2.505, 96),
+    "rtx-4090": _like(_ADA, "NVIDIA GeForce RTX 4090", 24564, 128, 2.52, 72),
+    "rtx-5090": _like(_RTX_BLACKWELL, "NVIDIA GeForce RTX 5090", 32607, 170, 2.407, 96),
+    "rtx-pro-6000": _like(_RTX_BLACKWELL, "NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, 188, 2.617, 128),
 }
 
 # What installs the compiler of a platform.
@@ -214,7 +205,7 @@ def topology_of(cluster: Cluster) -> dict[str, str]:
     return {
         "platform": "cuda",
         "topology_name": "",
-        "target_config": GPUS[cluster.device.name].text(),
+        "target_config": GPUS[cluster.device.name].text(DEVICES[cluster.device.name].hbm_bytes_s),
         "topology": f"1x{cluster.num_hosts}x{cluster.devices_per_host}",
     }
 

@@ -34,14 +34,14 @@ class Conversation:
 
 def percentiles(data: Data) -> tuple[tuple[int, int], ...]:
     """Returns the lengths of the documents to train on by percentile, in tokens."""
-    sizes = np.concatenate([corpus.ends - corpus.starts for _, corpus in _training(data)])
+    sizes = np.concatenate([corpus.ends - corpus.starts for _, corpus in training_corpora(data)])
     found = np.percentile(sizes, PERCENTILES, method="inverted_cdf")
     return tuple((percent, int(size)) for percent, size in zip(PERCENTILES, found, strict=True))
 
 
 def conversation_of(data: Data, seed: int) -> Conversation | None:
     """Returns a document of the first source that has tokens which are not learned; None: there is no such source."""
-    for name, corpus in _training(data):
+    for name, corpus in training_corpora(data):
         if corpus.learned is None:
             continue
         # Other documents of the source may be text, all of which is learned.
@@ -60,5 +60,6 @@ def _parts(data: Data, tokens: np.ndarray, learned: np.ndarray) -> tuple[Segment
     return tuple(Segment(text=data.decode(run.astype(np.int64)), learned=bool(learns[0])) for run, learns in runs)
 
 
-def _training(data: Data) -> list[tuple[str, Corpus]]:
+def training_corpora(data: Data) -> list[tuple[str, Corpus]]:
+    """Returns the documents for training of each source that has some, with the source's name."""
     return [(source.name, source.training.corpus) for source in data.sources if source.training]

@@ -14,7 +14,7 @@ from sppo_jax.data.open import Data, Source
 from sppo_jax.data.rows.corpus import Corpus
 from sppo_jax.data.rows.mixture import Mixture
 from sppo_jax.data.rows.order import key_of, permuted
-from sppo_jax.data.summary.chats import Conversation, conversation_of, percentiles
+from sppo_jax.data.summary.chats import Conversation, conversation_of, percentiles, training_corpora
 from sppo_jax.data.tokens.learned import Learned
 from sppo_jax.data.tokens.mask_bit import split_words
 
@@ -212,13 +212,9 @@ def _source(source: Source, drawn: int) -> SourceSummary:
     )
 
 
-def _training(data: Data) -> list[tuple[str, Corpus]]:
-    return [(source.name, source.training.corpus) for source in data.sources if source.training]
-
-
 def _histogram(data: Data) -> tuple[Bucket, ...]:
     """Counts documents by length in powers of two, from the shortest to the longest document."""
-    sizes = np.concatenate([corpus.ends - corpus.starts for _, corpus in _training(data)])
+    sizes = np.concatenate([corpus.ends - corpus.starts for _, corpus in training_corpora(data)])
     bits = np.frexp(sizes.astype(np.float64))[1] - 1
     counts, tokens = np.bincount(bits), np.bincount(bits, weights=sizes)
     return tuple(
@@ -229,7 +225,7 @@ def _histogram(data: Data) -> tuple[Bucket, ...]:
 
 def _documents(data: Data, seed: int) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
     """Samples the beginnings, and the ends, of documents of all sources in turn."""
-    beginnings, ends, sources = [], [], _training(data)
+    beginnings, ends, sources = [], [], training_corpora(data)
     for turn in range(max(_NUM_DOCUMENTS, len(sources))):
         number, at = divmod(turn, len(sources))
         name, corpus = sources[at]

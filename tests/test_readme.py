@@ -83,6 +83,15 @@ def test_every_page_is_reached_from_the_readme():
     assert [page for page in PAGES if page.resolve() not in reached] == []
 
 
+def test_every_picture_is_on_a_page():
+    pages = {page: LINK.findall(page.read_text(encoding="utf-8")) for page in PAGES}
+    shown = {(page.parent / path).resolve() for page, links in pages.items() for path, _ in links}
+    pictures = {
+        path for folder in ("docs", "bench") for end in ("svg", "png") for path in ROOT.glob(f"{folder}/**/*.{end}")
+    }
+    assert pictures and pictures <= shown, pictures - shown
+
+
 def words_by_hand(page: Path) -> int:
     """Returns the words of a page outside of its generated blocks."""
     return len(re.sub(r"<!-- begin .*?<!-- end [^>]*>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL).split())

@@ -10,7 +10,7 @@ from sppo_jax.hardware import DEVICES, parse_cluster
 
 @pytest.mark.parametrize("name", GPUS)
 def test_target_text_is_complete(name):
-    text = GPUS[name].text()
+    text = GPUS[name].text(DEVICES[name].hbm_bytes_s)
     assert text.count("{") == text.count("}") == 2
     assert ("ACCELERATED_FEATURES" in text) == (GPUS[name].capability[0] >= 9)
 

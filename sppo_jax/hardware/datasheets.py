@@ -101,7 +101,8 @@ SOURCES = {
         "takes the same share, other GPUs none: nobody measured them for us."
     ),
     "h100": (
-        "The same H100 (`h100.json`, made by bench/device_row.py): 580 TFLOP/s for a forward of a rectangle of 32768 queries and keys, and 490 for a "
+        "The same H100 (`h100.json`, made by bench/device_row.py): "
+        "580 TFLOP/s for a forward of a rectangle of 32768 queries and keys, and 490 for a "
         "backward, the mean of 487 for this rectangle and 493 for a triangle of 8192. A backward of 8192 queries "
         "and 32768 keys reached 523.5 and 540.6 in two processes, 532 in the mean. So calls get 8192 queries with "
         "heads of 128 or more; shorter ones were not measured so. No other Hopper GPU was measured for us."

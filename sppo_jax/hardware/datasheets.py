@@ -140,7 +140,7 @@ class Figure(NamedTuple):
 Figures = dict[str, Figure]
 
 
-class Row(NamedTuple):
+class DeviceRow(NamedTuple):
     """A device of the table: its figures, and what is true of its make."""
 
     name: str
@@ -161,7 +161,9 @@ def _cores(source: str, count: int, tile: int = 128) -> Figures:
     return _from(source, attention_rows=tile * count)
 
 
-def _gpu(name: str, hbm_gib: int, hbm: float, flops: float, *parts: Figures, by: Sequence[str] = ("sheet",)) -> Row:
+def _gpu(
+    name: str, hbm_gib: int, hbm: float, flops: float, *parts: Figures, by: Sequence[str] = ("sheet",)
+) -> DeviceRow:
     """Returns a GPU: its memory, the bytes a second of the memory, the peak, and parts of which later ones win.
 
     Args:
@@ -176,10 +178,10 @@ def _gpu(name: str, hbm_gib: int, hbm: float, flops: float, *parts: Figures, by:
     figures |= _from(by[-1], matmul_flops_s=flops) | _from("tf32", float32_share=0.5) | _HOST
     for part in parts:
         figures |= part
-    return Row(name, figures, {"kernel": "cudnn"})
+    return DeviceRow(name, figures, {"kernel": "cudnn"})
 
 
-def _tpu(name: str, hbm_gib: int, hbm: float, host_gib: int, link: float, flops: float, chip: int = 1) -> Row:
+def _tpu(name: str, hbm_gib: int, hbm: float, host_gib: int, link: float, flops: float, chip: int = 1) -> DeviceRow:
     figures = _from(
         "tpu7x" if chip > 1 else "tpu",
         hbm_bytes=hbm_gib * _GiB,
@@ -193,7 +195,7 @@ def _tpu(name: str, hbm_gib: int, hbm: float, host_gib: int, link: float, flops:
     is_known = name in TPU_CHIPS
     facts = {"kernel": "pallas" if is_known else "blockwise", "has_bundles": is_known, "devices_per_chip": chip}
     facts |= {"attention_rows": BLOCK_ROWS if is_known else 0, "tile": 128, "platform": "tpu"}
-    return Row(name, figures | _from("assumed", host_link_bytes_s=16e9), facts)
+    return DeviceRow(name, figures | _from("assumed", host_link_bytes_s=16e9), facts)
 
 
 _HOST = (
@@ -280,7 +282,7 @@ _CPU = _from(
     overhead_tokens=8,
 )
 ROWS = (
-    Row("cpu", _CPU, {"tile": 1, "smallest_chunk": 256, "compute_bytes": 4, "platform": "cpu"}),
+    DeviceRow("cpu", _CPU, {"tile": 1, "smallest_chunk": 256, "compute_bytes": 4, "platform": "cpu"}),
     _gpu("a100-40g", 39, 1.555e12, 312e12, _A100, _SMALL_HOST, _NVLINK3),
     _gpu("a100-80g", 79, 2.039e12, 312e12, _A100, _NVLINK3),
     _gpu("h100", 79, 3.35e12, 989e12, _H100, _NVLINK4),
@@ -354,7 +356,7 @@ ROWS = (
 )
 
 
-def _device(row: Row) -> Device:
+def _device(row: DeviceRow) -> Device:
     """Returns the device of a row; its matmul efficiency is an assumption where no source says otherwise."""
     efficiency = row.figures.get("matmul_efficiency", Figure(0.0, "assumed"))
     values = {name: figure.value for name, figure in row.figures.items()}

@@ -13,7 +13,7 @@ from statistics import mean
 from typing import Any
 
 from sppo_jax.files.whole import write_whole
-from sppo_jax.hardware.cluster import LONG_HEAD_DIM
+from sppo_jax.hardware.device import LONG_HEAD_DIM
 
 SOURCE = Path(__file__).parent / "results" / "gpu_h100.json"
 STORED = Path(__file__).parents[1] / "sppo_jax" / "hardware" / "h100.json"

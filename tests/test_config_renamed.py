@@ -32,6 +32,7 @@ ZEROS = {
     "sequence.per_step": "auto",
     "model.num_kv_heads": "auto",
     "model.head_dim": "auto",
+    "model.mlp_size": None,
     "model.query_scale": None,
     "model.logit_cap": None,
     "model.sliding_window": None,
@@ -44,6 +45,7 @@ ZEROS = {
     "model.rope.original_length": None,
     "model.layer_types.local.num_kv_heads": "auto",
     "model.layer_types.local.head_dim": "auto",
+    "model.layer_types.local.mlp_size": "none",
     "model.layer_types.local.query_scale": "none",
     "model.layer_types.local.sliding_window": "none",
     "model.layer_types.local.rope.original_length": None,
@@ -57,6 +59,8 @@ def nested(name: str, value) -> dict:
         value = {part: value}
     if ".layer_types." in name:
         value["model"]["layers"] = "local,full"
+    if name.endswith(".mlp_size"):  # of models whose layers have experts alone
+        value["model"]["experts"] = {"count": 4, "chosen": 2, "size": 8}
     return value
 
 
@@ -109,7 +113,7 @@ def test_a_zero_that_is_none_is_taken_with_its_line(name, tmp_path):
     assert lines_of(lambda: config_from_dict(old)) == (wanted, line)
     path.write_text(yaml.safe_dump(old))
     assert lines_of(lambda: load_config(path)) == (wanted, line)
-    path.write_text(yaml.safe_dump(settings(nested(name, 3)) if ".layer_types." in name else settings({})))
+    path.write_text(yaml.safe_dump(settings(nested(name, 3))))
     assert lines_of(lambda: load_config(path, [f"{name}=0"])) == (wanted, line)
 
 

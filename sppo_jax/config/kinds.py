@@ -30,7 +30,7 @@ class KindConfig(Section):
         num_heads: query heads of a layer, as `model.num_heads`.
         num_kv_heads: heads of keys and values of a layer, as `model.num_kv_heads`.
         head_dim: elements of a head, as `model.head_dim`.
-        mlp_size: elements of the hidden layer of the MLP, as `model.mlp_size`.
+        mlp_size: elements of the hidden layer of the MLP, as `model.mlp_size`; "none": as where the model has none.
         mlp: kind of MLP, as `model.mlp`.
         norms: where a layer normalizes, as `model.norms`.
         unit_norm: whether norms of a layer multiply by 1 + scale.
@@ -53,7 +53,7 @@ class KindConfig(Section):
     num_heads: int | None = None
     num_kv_heads: Literal["auto"] | int | None = None
     head_dim: Literal["auto"] | int | None = None
-    mlp_size: int | None = None
+    mlp_size: Literal["none"] | int | None = None
     mlp: Literal["swiglu", "geglu", "gelu"] | None = None
     norms: Literal["before", "behind", "both"] | None = None
     unit_norm: bool | None = None

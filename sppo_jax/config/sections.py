@@ -27,8 +27,7 @@ class MeshConfig(Section):
 
     Args:
         data: number of pipelines, each with its own sequences; at least 1, or "auto": 1 where `sequence.per_step` is
-            "auto",
-            else chosen by the planner.
+            "auto", else chosen by the planner.
         pipe: number of pipeline stages; at least 1, or "auto": chosen by the planner.
         seq: number of devices that share the tokens of a chunk; at least 1, or "auto": chosen by the planner.
         weights: the weights of its stage that a device holds during a step: "resident" is the weights and gradient sums

@@ -138,20 +138,20 @@ def _wanted_of_host(config: Config | None, where: Path, num_simulated: int, *, h
 
     Args:
         config: given, or None.
-        where: checkpoints go; of those that are there, one more is needed before one is deleted.
+        where: checkpoints go.
         num_simulated: devices in the place of those of the config, which get a small model; 0: its own.
         has_gpus: whether this process may use GPUs.
     """
     from sppo_jax.check.row import Wanted
     from sppo_jax.models.counts import num_params
-    from sppo_jax.train.checkpoints.read import checkpoint_steps
+    from sppo_jax.train.checkpoints.read import bytes_to_save
 
     simulated = num_simulated or (config.train.num_simulated_devices if config else 0)
     here = len(visible_gpus() or ()) if has_gpus else 1
     saved = 0 if config is None or num_simulated else _SAVED_BYTES * num_params(config.model)
     return Wanted(
         is_timed=has_gpus,
-        checkpoint_bytes=saved if checkpoint_steps(where) else 2 * saved,
+        checkpoint_bytes=bytes_to_save(where, saved),
         num_devices=simulated or max(here, distributed.num_processes()),
     )
 

@@ -34,7 +34,7 @@ from sppo_jax.rules import Facts, broken
 from sppo_jax.search.make import costs_of
 from sppo_jax.train.checkpoints import layer_order
 from sppo_jax.train.checkpoints.init_from import state_of_run
-from sppo_jax.train.checkpoints.read import Restored, checkpoint_steps, other_folders, restore_newest
+from sppo_jax.train.checkpoints.read import Restored, bytes_to_save, other_folders, restore_newest
 from sppo_jax.train.checkpoints.run_dir import checkpoint_directory
 from sppo_jax.train.checkpoints.save import ONE_PASS
 from sppo_jax.train.evaluate import Scores
@@ -273,9 +273,8 @@ def check_room(experiment: Experiment, run_dir: Path) -> None:
             f"the directory of checkpoints must leave the names of steps free, got {others[0]}, which is no "
             "checkpoint; move it away, or choose another checkpoint.dir"
         )
-    needed_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(experiment.shapes))
-    if not checkpoint_steps(directory):
-        needed_bytes *= 2
+    of_one = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(experiment.shapes))
+    needed_bytes = bytes_to_save(directory, of_one)
     there = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
     free_bytes = shutil.disk_usage(there).free
     if free_bytes < needed_bytes:

@@ -32,6 +32,16 @@ def checkpoint_steps(directory: Path) -> list[int]:
     return sorted((int(path.name) for path in directory.iterdir() if is_checkpoint(path)), reverse=True)
 
 
+def bytes_to_save(directory: Path, checkpoint_bytes: int) -> int:
+    """Returns the bytes that checkpoints still need: two are there for a while, of which a directory may have one.
+
+    Args:
+        directory: of checkpoints; need not exist.
+        checkpoint_bytes: of one.
+    """
+    return checkpoint_bytes if checkpoint_steps(directory) else 2 * checkpoint_bytes
+
+
 def other_folders(directory: Path, num_steps: int) -> list[Path]:
     """Returns folders that have names of steps to come and are no checkpoints, such as those of years.
 

@@ -4,15 +4,15 @@
     python -m bench.plan_json --against COMMIT --only WORD    only configs whose name has this word
 
 Each version plans its own files of configs/, each in a process of its own. Keys and values are compared byte by byte,
-save for `LEFT_OUT` and new names in `RENAMED`. A config that names no devices is planned for `CLUSTER`. Takes about 8
-seconds of CPU a config. The command fails where something differs.
+save for `LEFT_OUT`; settings of the older plan's model are read by their names of today, as those of a saved plan.
+A config that names no devices is planned for `CLUSTER`. Takes about 8 seconds of CPU a config. The command fails where
+something differs.
 """
 
 import argparse
 import io
 import json
 import os
-import re
 import subprocess
 import sys
 import tarfile
@@ -23,12 +23,12 @@ from typing import Any
 
 import yaml
 
+from sppo_jax.plan.renamed import model_of_today
+
 HERE = Path(__file__).parents[1]
 CLUSTER = "h100:1x8"
 # Seconds of this process, and the format, which a renamed key raises.
 LEFT_OUT = ("search.seconds", "schema_version")
-# Patterns of old keys, and what stands in the place of the text that they match.
-RENAMED: dict[str, str] = {}
 _MOST_SHOWN = 5
 
 
@@ -42,20 +42,15 @@ def lines_of(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
         yield from lines_of(one, f"{key}.{name}" if key else str(name))
 
 
-def compared(plan: Any, renamed: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the keys and texts of a plan that are compared, by the new names."""
-    found = []
-    for key, text in lines_of(plan):
-        for old, new in renamed.items():
-            key = re.sub(old, new, key)
-        if key not in LEFT_OUT:
-            found.append((key, text))
-    return found
+def compared(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the keys and texts of a plan that are compared, by the names of today."""
+    today = {key: model_of_today(value) if key == "model" else value for key, value in plan.items()}
+    return [(key, text) for key, text in lines_of(today) if key not in LEFT_OUT]
 
 
-def differences(old: Any, new: Any, renamed: Mapping[str, str]) -> list[str]:
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return what differs of two plans, a key a line; one line where only the order of keys differs."""
-    before, after = compared(old, renamed), compared(new, {})
+    before, after = compared(old), compared(new)
     if before == after:
         return []
     texts, now = dict(before), dict(after)
@@ -108,9 +103,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 continue
             absent = [where for where, folder in (("before", before), ("now", HERE)) if not (folder / config).exists()]
             found = (
-                [f"absent {absent[0]}"]
-                if absent
-                else differences(plan_json(before, config), plan_json(HERE, config), RENAMED)
+                [f"absent {absent[0]}"] if absent else differences(plan_json(before, config), plan_json(HERE, config))
             )
             num_compared, num_equal = num_compared + 1, num_equal + (not found)
             print(f"{config.stem:<28}{'equal' if not found else f'{len(found)} differ'}", flush=True)

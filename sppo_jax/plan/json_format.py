@@ -6,7 +6,7 @@ from typing import Any
 
 from sppo_jax.files.whole import parse_json
 from sppo_jax.plan.host_pieces import ONE_PIECE
-from sppo_jax.plan.renamed import new_name, new_value
+from sppo_jax.plan.renamed import model_of_today
 
 SCHEMA_VERSION = 17
 # What `sppo plan --json` adds to a plan to report on it; no part of the plan, so left aside where one is read.
@@ -95,16 +95,8 @@ def _upgraded(values: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(values.get(place), dict):
             values[place] = {**added, **values[place]}
     if values.get("schema_version") == 16:
-        values = {**values, "schema_version": 17, "model": _of_today(values.get("model"))}
+        values = {**values, "schema_version": 17, "model": model_of_today(values.get("model"))}
     return values
-
-
-def _of_today(model: Any) -> Any:
-    """Returns the settings of an older plan's model under their names of today."""
-    if not isinstance(model, dict):
-        return model
-    names = {new_name(f"model.{name}"): value for name, value in model.items()}
-    return {name.removeprefix("model."): new_value(name, value) for name, value in names.items()}
 
 
 def _read(cls: type, values: Any, where: str) -> Any:

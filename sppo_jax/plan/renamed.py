@@ -1,6 +1,6 @@
 """Settings that have another name since version 0.2, and those of which 0 has another name: the old ones are read.
 
-`config/renamed.py` applies this table to settings, and `plan/json_format.py` to the model of a plan.
+`config/renamed.py` applies this table to settings, and `model_of_today` to the model of a plan.
 """
 
 import re
@@ -88,6 +88,14 @@ def new_value(name: str, value: Any) -> Any:
     if of_model != name and of_model.count(".") == 1 and _ZEROS[of_model] is None:
         return "none"
     return _ZEROS[of_model]
+
+
+def model_of_today(model: Any) -> Any:
+    """Returns the settings of a plan's model, of any version, under their names and with their values of today."""
+    if not isinstance(model, dict):
+        return model
+    names = {new_name(f"model.{name}"): value for name, value in model.items()}
+    return {name.removeprefix("model."): new_value(name, value) for name, value in names.items()}
 
 
 def zero_line(name: str) -> str:

@@ -6,6 +6,7 @@ setup(
     packages=[*find_packages(include=["sppo_jax*"]), "sppo_jax.configs"],
     package_dir={"sppo_jax.configs": "configs"},
     package_data={
+        "sppo_jax": ["py.typed"],
         "sppo_jax.configs": ["*.yaml", "recipes/*.yaml"],
         "sppo_jax.flex": ["*.csv"],
         "sppo_jax.check": ["*.json"],

@@ -1,5 +1,6 @@
 """What a wheel holds and what it does outside the checkout; the constraints, and the extras that pages name."""
 
+import email
 import os
 import re
 import shutil
@@ -9,6 +10,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+from sppo_jax.version import __version__
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -40,12 +43,29 @@ def test_the_wheel_plans_a_shipped_config_outside_the_checkout(site, tmp_path):
         path.name for path in (ROOT / "configs").rglob("*.yaml")
     }
     assert sorted(path.name for path in (site / "sppo_jax" / "flex").rglob("*.csv"))
-    assert sppo(site, tmp_path, "--version").stdout == f"sppo_jax {PROJECT['version']}\n"
+    assert sppo(site, tmp_path, "--version").stdout == f"sppo_jax {__version__}\n"
     for name in ("quickstart.yaml", "configs/quickstart.yaml"):
         done = sppo(site, tmp_path, "plan", name)
         assert done.returncode == 0 and "4,096 tokens per step" in done.stdout, done.stderr
     done = sppo(site, tmp_path, "plan", "nothing.yaml")
     assert done.returncode == 2 and "got nothing.yaml" in done.stderr
+
+
+def test_the_wheel_says_who_what_and_which(site):
+    (metadata,) = site.glob("sppo_jax-*.dist-info/METADATA")
+    said = email.message_from_string(metadata.read_text(encoding="utf-8"))
+    assert said["Version"] == __version__ and said["Author"] == "The sppo_jax developers"
+    assert "long-context" in said["Keywords"].split(",") and said["License-Expression"] == "Apache-2.0"
+    kinds = said.get_all("Classifier")
+    assert {"Typing :: Typed", "Programming Language :: Python :: 3.12"} <= set(kinds)
+    assert (site / "sppo_jax" / "py.typed").exists()
+
+
+def test_the_version_has_one_place():
+    literal = re.compile(rf"""["']{re.escape(__version__)}["']""")
+    files = [ROOT / "pyproject.toml", ROOT / "setup.py", *(ROOT / "sppo_jax").rglob("*.py")]
+    assert [path.name for path in files if literal.search(path.read_text(encoding="utf-8"))] == ["version.py"]
+    assert PROJECT["dynamic"] == ["version"] and "version" not in PROJECT
 
 
 def test_the_users_own_file_wins(site, tmp_path):

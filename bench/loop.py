@@ -72,7 +72,7 @@ def bare_seconds(config: Config, plan: Plan, run_dir: Path) -> float:
     """Return seconds a step of the compiled step alone."""
     import jax
 
-    from sppo_jax.train.placement import batch_shapes, place_batch
+    from sppo_jax.evaluation.placement import batch_shapes, place_batch
     from sppo_jax.train.setup import begin, prepare
     from sppo_jax.train.state import shardings_of
     from sppo_jax.train.step import make_train_step

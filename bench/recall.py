@@ -83,10 +83,10 @@ def train(config: Config, *, cut: bool, show: bool = True) -> list[dict[str, Any
     from sppo_jax.data.held_out import OnePass
     from sppo_jax.data.loader import Loader
     from sppo_jax.data.open import open_data
+    from sppo_jax.evaluation.validate import evaluate
     from sppo_jax.models import build_model
     from sppo_jax.pipeline import api
     from sppo_jax.search.make import make_plan
-    from sppo_jax.train.evaluate import evaluate
     from sppo_jax.train.step import make_optimizer, make_schedule
 
     plan, model, data = make_plan(config), build_model(config), open_data(config)

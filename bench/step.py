@@ -200,10 +200,10 @@ def _lower(args, length: int, devices, layout, places: str) -> tuple:
 
     from bench import cases
     from sppo_jax.compat import compiler_options
+    from sppo_jax.evaluation.placement import batch_of, batch_shapes
     from sppo_jax.pipeline.api import Step
     from sppo_jax.pipeline.params import layout as physical
     from sppo_jax.pipeline.params import storage
-    from sppo_jax.train.placement import batch_of, batch_shapes
 
     if layout is None:
         config = cases.make_config(MODELS[args.model], length, 1, layouts(1)[0], "keep")

@@ -8,10 +8,10 @@ from exactness import quick_options, random_batch, small_model, small_plan
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from sppo_jax.evaluation.placement import local_rows, place_batch
 from sppo_jax.pipeline.api import value_and_grad
 from sppo_jax.pipeline.params.layout import make_mesh
 from sppo_jax.pipeline.params.storage import param_shardings
-from sppo_jax.train.placement import local_rows, place_batch
 
 STEPS = {
     "data-pipe": dict(chunks=(12, 12), mesh=(2, 2, 1)),

@@ -11,8 +11,8 @@ from small_run import SETTINGS, write_checkpoint
 from sppo_jax.cli import main
 from sppo_jax.commands import eval as eval_command
 from sppo_jax.data.positions import Bucket
+from sppo_jax.evaluation.validate import Recall, Validation
 from sppo_jax.train import evaluate_saved
-from sppo_jax.train.evaluate import Recall, Validation
 
 pytestmark = pytest.mark.xdist_group("commands_eval")
 

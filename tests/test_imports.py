@@ -31,6 +31,7 @@ LAYERS = (
     "pipeline",
     "profile",
     "report",
+    "evaluation",
     "train",
     "fit",
     "check",

@@ -47,7 +47,7 @@ from sppo_jax.search.make import make_plan
 config = load_config(sys.argv[1], sys.argv[2:])
 simulate_devices(distributed.local_devices(4))
 distributed.start(config)
-from sppo_jax.train.placement import place_batch
+from sppo_jax.evaluation.placement import place_batch
 from sppo_jax.train.setup import begin, prepare
 experiment = prepare(config, make_plan(config, distributed.cluster(config)))
 start = begin(experiment, Path("not-there"))

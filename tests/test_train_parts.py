@@ -12,9 +12,9 @@ from flax import nnx
 
 from sppo_jax.config import MetricsConfig, OptimizerConfig, TrainConfig
 from sppo_jax.config.reference import sentences
+from sppo_jax.evaluation.validate import evaluate, position_edges
 from sppo_jax.models.leaves import is_matrix
 from sppo_jax.pipeline.api import TokenScores
-from sppo_jax.train.evaluate import evaluate, position_edges
 from sppo_jax.train.metrics.memory_peak import peak_memory
 from sppo_jax.train.metrics.meter import peak_flops_per_s
 from sppo_jax.train.metrics.record import Progress

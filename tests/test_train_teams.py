@@ -120,7 +120,7 @@ from team_cases import row, with_tokens
 from jax.sharding import NamedSharding, PartitionSpec
 from sppo_jax.pipeline.api import value_and_grad
 from sppo_jax.pipeline.params.layout import make_mesh
-from sppo_jax.train.placement import local_rows, place_batch
+from sppo_jax.evaluation.placement import local_rows, place_batch
 
 mesh_shape, steps = json.loads(sys.argv[1]), int(sys.argv[2])
 plan = small_plan((16, 16), mesh=tuple(mesh_shape), kind="ring", groups="flex")

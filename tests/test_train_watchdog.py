@@ -18,11 +18,11 @@ from test_train_checkpoint import RUN, make_state, shapes_on
 from tiny_runs import lines_of, make_config, quickly, run, write_documents
 
 from sppo_jax.config import CheckpointConfig
+from sppo_jax.evaluation.validate import evaluate
 from sppo_jax.pipeline.api import TokenScores
 from sppo_jax.plan import stall_limit
 from sppo_jax.train import loop, setup
 from sppo_jax.train.checkpoints.save import Checkpoints, OneByOne
-from sppo_jax.train.evaluate import evaluate
 from sppo_jax.train.metrics.meter import Meter
 from sppo_jax.train.watch.watchdog import Watchdog
 

@@ -10,10 +10,10 @@ import numpy as np
 from exactness import quick_jit, random_batch, small_model, small_plan
 from flax import nnx
 
+from sppo_jax.evaluation.validate import validate
 from sppo_jax.pipeline.api import evaluate
 from sppo_jax.pipeline.params.layout import make_mesh
 from sppo_jax.pipeline.params.storage import param_shardings
-from sppo_jax.train.evaluate import validate
 
 MOST = 9
 # Mesh and sequences of a pipeline; those of two processes span both.

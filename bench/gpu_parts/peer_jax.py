@@ -15,12 +15,12 @@ from bench.cases import random_batch
 from bench.gpu_parts.case import Emit
 from bench.gpu_parts.program import Program, Target, figures_of, median, target_here, timed
 from sppo_jax.config import ModelConfig, OptimizerConfig
+from sppo_jax.evaluation.placement import batch_of
 from sppo_jax.fit.figures import Figures
 from sppo_jax.hardware import pool_bytes
 from sppo_jax.models.decoder import Decoder
 from sppo_jax.models.dense import tiled_loss_sum
 from sppo_jax.train.metrics.memory_peak import peak_memory
-from sppo_jax.train.placement import batch_of
 from sppo_jax.train.state import TrainState, first_state
 from sppo_jax.train.step import make_optimizer, make_schedule, make_train_step
 

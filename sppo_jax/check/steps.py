@@ -16,6 +16,7 @@ from flax import nnx
 from sppo_jax.check.row import FAILS, SLOW, UNKNOWN, Figures, Row, Wanted, errors
 from sppo_jax.compat import host_is_device
 from sppo_jax.config import Config, config_from_dict, to_dict
+from sppo_jax.evaluation.placement import batch_shapes, local_rows, place_batch
 from sppo_jax.hardware import Cluster, make_cluster
 from sppo_jax.hardware.datasheets import DEVICES
 from sppo_jax.models import build_model
@@ -26,7 +27,6 @@ from sppo_jax.search.make import make_plan
 from sppo_jax.train.checkpoints import layer_order
 from sppo_jax.train.checkpoints.read import restore_newest
 from sppo_jax.train.checkpoints.save import Checkpoints
-from sppo_jax.train.placement import batch_shapes, local_rows, place_batch
 from sppo_jax.train.state import TrainState, init_state, shardings_of, state_shapes
 from sppo_jax.train.step import make_optimizer, make_schedule, make_train_step
 from sppo_jax.train.watch.signals import Signals

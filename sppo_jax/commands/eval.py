@@ -16,7 +16,7 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.processes.environment import set_memory_fraction, simulate_devices, skip_cuda_without_driver
 
 if TYPE_CHECKING:
-    from sppo_jax.train.evaluate import Validation
+    from sppo_jax.evaluation.validate import Validation
 
 # Characters of the longest bar.
 _BAR = 32

@@ -12,6 +12,7 @@ import optax
 from flax import nnx
 
 from sppo_jax.config import Config
+from sppo_jax.evaluation.placement import batch_shapes
 from sppo_jax.fit.fingerprint import Lowering, asked_of, fingerprint, kernel_calls
 from sppo_jax.fit.hlo.slices import Slice
 from sppo_jax.fit.host_rows import planned_slices
@@ -23,7 +24,6 @@ from sppo_jax.pipeline.api import Step
 from sppo_jax.pipeline.params import layout, storage
 from sppo_jax.plan.plan import Plan
 from sppo_jax.program.fold import num_segments
-from sppo_jax.train.placement import batch_shapes
 from sppo_jax.train.state import TrainState, shardings_of, state_shapes
 from sppo_jax.train.step import TrainStep, make_optimizer, make_schedule, make_train_step
 from sppo_jax.train.watch.signals import signal_sharding

@@ -1,1 +1,1 @@
-"""The training run: set-up, step, loop, metrics, evaluation and checkpoint."""
+"""The training run: set-up, step, loop, metrics and checkpoint."""

@@ -14,6 +14,7 @@ from sppo_jax.config import Config, ConfigError, config_from_dict
 from sppo_jax.config.renamed import with_new_names
 from sppo_jax.data.ends import warn_of_other_ends
 from sppo_jax.data.open import prepare_data
+from sppo_jax.evaluation.validate import Validation, validate
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import api
 from sppo_jax.pipeline.params import layout, storage
@@ -23,7 +24,6 @@ from sppo_jax.processes.prepare import prepare_process
 from sppo_jax.search.make import check_plan, make_plan
 from sppo_jax.train.checkpoints import layer_order
 from sppo_jax.train.checkpoints.read import load_params
-from sppo_jax.train.evaluate import Validation, validate
 from sppo_jax.train.kernel_check import check_kernels_once
 from sppo_jax.train.one_document import for_documents
 

@@ -20,16 +20,16 @@ from flax import nnx
 
 from sppo_jax.compat import one_at_a_time
 from sppo_jax.config import Config, to_dict
+from sppo_jax.evaluation.placement import batch_shapes, place_batch
+from sppo_jax.evaluation.validate import Interrupted, Validation, validate
 from sppo_jax.files.format_bytes import NOT_FINITE
 from sppo_jax.models import build_model
 from sppo_jax.plan.stall_limit import stall_limit_s, stall_problem, stall_text
 from sppo_jax.processes.same_program import check_lowered
 from sppo_jax.train.checkpoints.read import shapes_of
 from sppo_jax.train.checkpoints.save import ONE_PASS, Checkpoints
-from sppo_jax.train.evaluate import Interrupted, Validation, validate
 from sppo_jax.train.metrics.meter import STAY_FINITE, Meter
 from sppo_jax.train.metrics.record import Record
-from sppo_jax.train.placement import batch_shapes, place_batch
 from sppo_jax.train.setup import Experiment, Start
 from sppo_jax.train.state import TrainState, shardings_of
 from sppo_jax.train.step import TrainStep, make_train_step

@@ -20,6 +20,8 @@ from sppo_jax.data.loader import Loader
 from sppo_jax.data.open import prepare_data
 from sppo_jax.data.rows.flex import FlexRows, check_start, window_pieces
 from sppo_jax.data.rows.protocol import Rows
+from sppo_jax.evaluation.placement import local_rows
+from sppo_jax.evaluation.validate import Scores
 from sppo_jax.flex.choose import gain, with_teams
 from sppo_jax.flex.of_plan import window_shape
 from sppo_jax.hardware import Cluster
@@ -37,10 +39,8 @@ from sppo_jax.train.checkpoints.init_from import state_of_run
 from sppo_jax.train.checkpoints.read import Restored, bytes_to_save, other_folders, restore_newest
 from sppo_jax.train.checkpoints.run_dir import checkpoint_directory
 from sppo_jax.train.checkpoints.save import ONE_PASS
-from sppo_jax.train.evaluate import Scores
 from sppo_jax.train.kernel_check import check_kernels_once
 from sppo_jax.train.one_document import for_documents
-from sppo_jax.train.placement import local_rows
 from sppo_jax.train.rate import rate_change
 from sppo_jax.train.state import TrainState, init_state, state_from, state_shapes
 from sppo_jax.train.step import ValueAndGrad, make_optimizer, make_schedule

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from sppo_jax.train.placement import place_batch
+from sppo_jax.evaluation.placement import place_batch
 from sppo_jax.train.setup import Experiment
 from sppo_jax.train.state import init_state, shardings_of
 from sppo_jax.train.step import make_train_step

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from sppo_jax.evaluation.placement import gather
 from sppo_jax.processes import distributed
 from sppo_jax.processes.stopping import SAVES, Stopping, in_force
-from sppo_jax.train.placement import gather
 
 GO, SAVE, STOP = 0, 1, 2
 

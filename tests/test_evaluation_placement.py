@@ -10,7 +10,7 @@ import pytest
 from distributed_cases import REPO, environment, finish, free_port
 from distributed_step import check_rows, run_step
 
-from sppo_jax.train.placement import local_rows
+from sppo_jax.evaluation.placement import local_rows
 
 # Gloo's greetings, of which several threads may have torn each other's.
 GLOO = re.compile(r"\[Gloo\] Rank|is connected to|peer ranks\.|Expected number of connected peer ranks is :|\d+")

@@ -18,11 +18,11 @@ from sppo_jax.attention.validate import KEYS
 from sppo_jax.data.held_out import OnePass
 from sppo_jax.data.positions import Bucket, late_minus_early
 from sppo_jax.data.rows.protocol import Batch, Rows
+from sppo_jax.evaluation.placement import gather, local_rows, place_batch
 from sppo_jax.files.format_bytes import format_figure
 from sppo_jax.pipeline.api import TokenScores
 from sppo_jax.plan.plan import Plan
 from sppo_jax.processes.same_program import check_lowered
-from sppo_jax.train.placement import gather, local_rows, place_batch
 
 Scores = Callable[[nnx.State, Mapping[str, jax.Array]], TokenScores]
 

@@ -10,8 +10,8 @@ from distributed_cases import finish, start_processes
 from validation_cases import HeldOut, cases, exact, measured, program
 
 from sppo_jax.data.positions import Bucket
-from sppo_jax.train import evaluate as module
-from sppo_jax.train.evaluate import Interrupted, Recall, Validation, validate
+from sppo_jax.evaluation import validate as module
+from sppo_jax.evaluation.validate import Interrupted, Recall, Validation, validate
 
 CASES = cases()
 TWO_PROCESSES = """

@@ -71,12 +71,12 @@ class Ticks(NamedTuple):
 def per_tick(values_wC: np.ndarray, shape: WindowShape) -> np.ndarray:
     """Returns the maximum over the units of each forward tick, at least 0: int64 [forward ticks]."""
     by_unit = np.append(values_wC.reshape(shape.data, -1).max(0), 0)
-    return by_unit[shape.units[shape.kinds == "F"]].max(1)
+    return by_unit[shape.units[shape.ops == "F"]].max(1)
 
 
 def forward_ticks(far_wC: np.ndarray, level_wC: np.ndarray, shape: WindowShape) -> Ticks:
     """Returns what the forward ticks run; each cell runs backward once too, in a tick of the same cells or others."""
-    slots = shape.tick_slots[shape.kinds == "F"]
+    slots = shape.tick_slots[shape.ops == "F"]
     return Ticks(per_tick(level_wC, shape), per_tick(far_wC.astype(np.int64), shape), slots)
 
 

@@ -98,11 +98,11 @@ def _costs(table: Table) -> Callable[[Unit, TickShape], float]:
     def seconds(unit: Unit, shape: TickShape) -> float:
         length = lengths[unit.chunk]
         share = length / sum(lengths)
-        if unit.kind == "H":
+        if unit.op == "H":
             return _HEAD * share
         pairs = length * (starts[unit.chunk] + length / 2) / (sum(lengths) ** 2 / 2)
         forward = (share + _ATTENTION * pairs) / (1 + _ATTENTION) / stages
-        return forward * (_BACKWARD if unit.kind == "B" else 1)
+        return forward * (_BACKWARD if unit.op == "B" else 1)
 
     return seconds
 

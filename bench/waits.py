@@ -106,7 +106,7 @@ def measure(name: str) -> dict[str, Any]:
         "jax": fit.jax_version,
         "compile_s": round(fit.compile_s, 1),
         "hbm_bytes": fit.largest.hbm_bytes,
-        "together": [[one.kind, one.times, [list(event) for event in one.events]] for one in fit.copies.together],
+        "together": [[one.op, one.times, [list(event) for event in one.events]] for one in fit.copies.together],
         "loop_waits": [list(one) for one in fit.copies.loop_waits],
         "plan": {**plan.to_dict(), "reasons": {}},
     }

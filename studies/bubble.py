@@ -94,7 +94,7 @@ def _point(kind: str, stages: int, groups: int, lengths: tuple[int, ...], costs:
 
 
 def _equal_costs(unit: Unit, tick: TickShape) -> float:
-    return {"F": 1.0, "B": 2.25, "H": 0.0}[unit.kind]
+    return {"F": 1.0, "B": 2.25, "H": 0.0}[unit.op]
 
 
 def _config(model: str, length: int, *, sequence: dict | None = None, **groups) -> Config:

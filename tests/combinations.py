@@ -174,11 +174,11 @@ def _draw_schedule(draws: Draws, pipe: int, seq: int, interleave: int) -> tuple[
 def _reordered(draws: Draws, table: Table) -> Table:
     """Moves a backward tick behind the forward tick (and its head) after it, where that is a legal table too."""
     ticks = list(table.ticks)
-    turns = [i for i in range(len(ticks) - 1) if ticks[i].kind == "B" and ticks[i + 1].kind == "F"]
+    turns = [i for i in range(len(ticks) - 1) if ticks[i].op == "B" and ticks[i + 1].op == "F"]
     if not turns:
         return table
     first = draws.pick(turns)
-    last = first + 3 if first + 2 < len(ticks) and ticks[first + 2].kind == "H" else first + 2
+    last = first + 3 if first + 2 < len(ticks) and ticks[first + 2].op == "H" else first + 2
     moved = replace(table, ticks=(*ticks[:first], *ticks[first + 1 : last], ticks[first], *ticks[last:]), name="own")
     try:
         check(moved)

@@ -56,25 +56,25 @@ def runs(table: Table) -> bool:
             if unit is None:
                 continue
             key = (unit.sequence, unit.chunk)
-            if unit.kind != tick.kind or (unit in done and unit.kind != "H"):
+            if unit.op != tick.op or (unit in done and unit.op != "H"):
                 return False
-            if unit.kind == "H":
+            if unit.op == "H":
                 found = Unit("F", *key, last) in before and unit.virtual_stage == last
                 found = found and (stage > 0 or unit not in done)
             else:
                 found = unit.virtual_stage % table.num_stages == stage and _ready(
                     unit, table, before, forward, backward
                 )
-                step = 1 if unit.kind == "F" else -1
+                step = 1 if unit.op == "F" else -1
                 sent[(stage + step) % table.num_stages] = (*key, unit.virtual_stage)
             if not found:
                 return False
             done.add(unit)
-        if tick.kind == "H" and len(set(tick.units)) != 1 or not any(tick.units):
+        if tick.op == "H" and len(set(tick.units)) != 1 or not any(tick.units):
             return False
         forward, backward = (
-            sent if tick.kind == "F" else forward,
-            sent if tick.kind == "B" else backward,
+            sent if tick.op == "F" else forward,
+            sent if tick.op == "B" else backward,
         )
     return len(done) == table.num_sequences * table.num_chunks * (2 * last + 3)
 
@@ -82,8 +82,8 @@ def runs(table: Table) -> bool:
 def _ready(unit, table, done, forward, backward) -> bool:
     last = table.num_virtual_stages - 1
     stage = unit.virtual_stage % table.num_stages
-    names = {(other.kind, other.sequence, other.chunk, other.virtual_stage) for other in done}
-    if unit.kind == "F":
+    names = {(other.op, other.sequence, other.chunk, other.virtual_stage) for other in done}
+    if unit.op == "F":
         waited = stage == 0 and ("F", unit.sequence, unit.chunk, unit.virtual_stage - 1) in names
         came = forward.get(stage) == (unit.sequence, unit.chunk, unit.virtual_stage - 1)
         arrived = unit.virtual_stage == 0 or waited or came

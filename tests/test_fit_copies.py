@@ -93,7 +93,7 @@ def test_a_tick_has_what_its_chunk_takes_besides_products_beside_its_copies():
     name = 'calls=%r, metadata={op_name="jit(step)/while/body/backward_tick_without_ends/dynamic_slice"}'
     nothing, some = (host_copies(text.replace("calls=%r", name)) for text in (HLO, HLO.replace(READ, READ + PRODUCT)))
     for copies, flops in ((nothing, 0), (some, 2 * 4 * 8 * 16)):
-        assert [sized(one) for one in copies.together if one.kind == "B"] == [[(64, flops)]]
+        assert [sized(one) for one in copies.together if one.op == "B"] == [[(64, flops)]]
     assert nothing.waiting_s(1.0, 1e9, {"B": (60.0,)}) == nothing.waiting_s(1.0, 1e9, {})
     assert some.waiting_s(1.0, 1e9, {"F": (60.0,)}) == some.waiting_s(1.0, 1e9, {})
     assert some.waiting_s(1.0, 1e9, {}) - some.waiting_s(1.0, 1e9, {"B": (60.0,)}) == pytest.approx(3 * 60)

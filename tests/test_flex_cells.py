@@ -30,7 +30,7 @@ def cost_of(batch, shape):
     total, per_pipeline = 0, shape.table.num_sequences
     for tick, (tokens, _, has_ends) in zip(shape.table.ticks, shape.table.tick_shapes, strict=True):
         slots = tokens // shape.members
-        costs = shape.weights.of(tick.kind)
+        costs = shape.weights.of(tick.op)
         if has_ends:
             total += costs.ends[0] + costs.ends[1] * slots
         cells = [
@@ -91,7 +91,7 @@ def test_a_step_of_one_kind_of_cell_is_what_the_schedule_simulation_says(name):
 
         def cost(unit, tick, shape=shape, cells=cells, far=far):
             slots = tick.tokens // shape.members
-            costs = shape.weights.of(unit.kind)
+            costs = shape.weights.of(unit.op)
             rows = [pipeline * shape.table.num_sequences + unit.sequence for pipeline in range(shape.data)]
             attention = costs.pair * max(int(cells.top[row, unit.chunk]) for row in rows)
             ends = costs.ends[0] + costs.ends[1] * slots if tick.has_ends else 0

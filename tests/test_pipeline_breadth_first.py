@@ -216,9 +216,9 @@ def test_late_chunks_alone_stash_attention_outputs():
     )
     specs, every = unfold(late.items), unfold(all_of_them.items)
     # Of 4 chunks in each of 2 groups of layers the first 2 compute attention again; backward comes last chunk first.
-    backward = [index for index, spec in enumerate(specs) if spec.kind == "B"]
+    backward = [index for index, spec in enumerate(specs) if spec.op == "B"]
     assert late.rows["stash.attends_again"][backward, 0].tolist() == [0, 0, 1, 1] * 2
-    assert not late.rows["stash.attends_again"][[spec.kind != "B" for spec in specs]].any()
+    assert not late.rows["stash.attends_again"][[spec.op != "B" for spec in specs]].any()
     assert any(spec.stash.attends for spec in specs) and not any(spec.stash.attends for spec in every)
     # In all else the ticks are those of a plan that stashes all attention outputs, but four rows are short.
     assert [replace(spec, stash=spec.stash._replace(attends=False)) for spec in specs] == every
@@ -230,7 +230,7 @@ def test_late_chunks_alone_stash_attention_outputs():
 def test_late_chunks_have_ticks_of_their_own_where_a_part_of_their_stash_stays():
     plan = CASES["late-attention-from-host"].make_plan()
     program = lower(replace(plan, stash=replace(plan.stash, alpha=(0.5,) * 7 + (0.0,))), SHAPE)
-    again = [[spec.stash.own.recomputes for spec in unfold(program.items) if spec.kind == kind] for kind in "FB"]
+    again = [[spec.stash.own.recomputes for spec in unfold(program.items) if spec.op == kind] for kind in "FB"]
     assert again == [[True, True, False, False] * 2, [False, False, True, True] * 2]
     assert all(not name.host_attention for name in program.stash.classes if name.recomputes)
     assert not any(program.stash.num_short.values()) and not program.rows["stash.attends_again"].any()
@@ -247,7 +247,7 @@ def test_a_stage_holds_the_keys_and_values_of_two_groups_and_the_gradients_of_on
     # The inputs of a chunk come back twice, but for the last group of layers, whose keys and values are still there.
     specs = unfold(rebuilt.items)
     again = [spec for spec in specs if spec.prefixes.rebuild is not None]
-    assert len(again) == 3 * 3 and {spec.kind for spec in again} == {"B"}
+    assert len(again) == 3 * 3 and {spec.op for spec in again} == {"B"}
     assert sum(spec.prefixes.refetch is not None for spec in specs) == len(again)
 
 
@@ -270,9 +270,9 @@ def test_what_waits_on_the_host_goes_there_and_comes_back_once():
     # Of 2 sequences 5 chunks wait once forward, once backward, and all but the last for their heads.
     counts = [sum(map(bool, of)) for of in zip(*((spec.waiting.put, spec.waiting.take) for spec in specs), strict=True)]
     assert counts == [2 * (5 + 4 + 5)] * 2
-    assert [spec.waiting.put for spec in specs if spec.waiting.put and spec.kind == "B"] == ["B"] * (2 * 5)
+    assert [spec.waiting.put for spec in specs if spec.waiting.put and spec.op == "B"] == ["B"] * (2 * 5)
     taken = [after.waiting.waited for before, after in zip(specs, specs[1:], strict=False) if before.waiting.take]
-    assert all(taken) and not any(spec.waiting.waited for spec in specs if spec.kind == "F" and spec.stash.own is None)
+    assert all(taken) and not any(spec.waiting.waited for spec in specs if spec.op == "F" and spec.stash.own is None)
     evaluated = lower(plan, SHAPE, train=False)
     assert evaluated.waiting.num_rows == 0 and evaluated.waiting.num_slots > 0
 

@@ -22,9 +22,9 @@ def own_table():
     assert gpipe.ticks != seq1f1b.ticks
     ticks = list(seq1f1b.ticks)
     # The first backward tick waits one more forward tick: still a legal order, with one stash more.
-    first = next(i for i, tick in enumerate(ticks) if tick.kind == "B")
-    after = next(i for i in range(first, len(ticks)) if ticks[i].kind == "F")
-    last = after + 2 if ticks[after + 1].kind == "H" else after + 1
+    first = next(i for i, tick in enumerate(ticks) if tick.op == "B")
+    after = next(i for i in range(first, len(ticks)) if ticks[i].op == "F")
+    last = after + 2 if ticks[after + 1].op == "H" else after + 1
     ticks = ticks[:first] + ticks[after:last] + ticks[first:after] + ticks[last:]
     return to_csv(replace(seq1f1b, ticks=tuple(ticks), name="own"))
 

@@ -88,22 +88,22 @@ def test_hops_are_one_a_tick_along_the_pipeline_and_as_many_a_layer_round_the_ri
     for item in found:
         if item.is_collective:
             count[item.name, item.axes] += item.times
-    ticks = Counter(spec.kind for spec in unfold(program.items))
+    ticks = Counter(spec.op for spec in unfold(program.items))
     assert count["ppermute", ("pipe",)] == ticks["F"] + ticks["B"]
 
     hops = heads = 0
     again = plan.stash.attention == "recompute"  # a backward then starts with a forward
     for spec in unfold(program.items):
-        layers = {"F": 2, "B": 2, "H": 0}[spec.kind]
-        forwards = {"F": 1, "B": int(again), "H": 0}[spec.kind]
+        layers = {"F": 2, "B": 2, "H": 0}[spec.op]
+        forwards = {"F": 1, "B": int(again), "H": 0}[spec.op]
         more = plan.ring - 1
         # With "q", q, out and LSE go round and the last two come home.
         hops += layers * forwards * {"kv": 2 * more, "q": 3 * more + 2}[spec.passes.forward] * (more > 0)
-        if spec.kind == "B":
+        if spec.op == "B":
             # With "kv", so do dK and dV; with "q" the queries, three cotangents and dQ, of which dQ comes home.
             hops += layers * {"kv": 4 * more + 2, "q": 5 * more + 1}[spec.passes.backward] * (more > 0)
         # To heads go q, K, V, or q, dOut and the LSE; back come out and LSE, or dQ, dK and dV.
-        heads += layers * ({"F": 5, "B": 6}.get(spec.kind, 0) + 3 * (again and spec.kind == "B"))
+        heads += layers * ({"F": 5, "B": 6}.get(spec.op, 0) + 3 * (again and spec.op == "B"))
     assert count["ppermute", ("ring",)] == hops
     assert count["all_to_all", ("ulysses",)] == (heads if plan.ulysses > 1 else 0)
 
@@ -134,9 +134,9 @@ def test_the_vocabulary_is_met_in_ticks_with_ends_and_in_no_other(schedule, sequ
             written += [[]] if item.name == "ppermute" else []  # the hop is a tick's last
             times[kind.split("_tick")[0], item.name] += item.times
     wanted = {"F": ["psum"], "B": ["all_gather", "psum"]}
-    specs = [spec for spec in bodies(program.items) if spec.kind != "H"]
-    assert written[:-1] == [wanted[spec.kind] * spec.has_ends + ["ppermute"] for spec in specs] and not written[-1]
-    ticks = Counter((spec.kind, spec.has_ends) for spec in unfold(program.items))
+    specs = [spec for spec in bodies(program.items) if spec.op != "H"]
+    assert written[:-1] == [wanted[spec.op] * spec.has_ends + ["ppermute"] for spec in specs] and not written[-1]
+    ticks = Counter((spec.op, spec.has_ends) for spec in unfold(program.items))
     assert times["forward", "psum"] == ticks["F", True]
     assert times["backward", "all_gather"] == times["backward", "psum"] == ticks["B", True]
     assert bool(ticks["F", False]) == bool(ticks["B", False]) == (groups > 1)
@@ -362,7 +362,7 @@ def test_weights_are_gathered_and_their_sums_scattered_once_a_group_and_pass():
         if one.axes == ("data", "ring", "ulysses"):
             found[one.name] += one.times
     # A tick with ends gathers the embedding, or scatters its gradient. A head does both with its own table.
-    ends = Counter(spec.kind for spec in specs if spec.embeds)
+    ends = Counter(spec.op for spec in specs if spec.embeds)
     assert ends["F"] == ends["B"] == ends["H"] == 4  # chunks
     assert (program.rows["weights.gathers"].sum(0) == 7).all() and (program.rows["weights.scatters"].sum(0) == 4).all()
     # Where not all iterations of a loop gather, the gather is in a loop of at most one iteration; the rows say in which

@@ -305,8 +305,8 @@ def test_slots_and_ticks_are_those_charged(plans):
         outline, program = plan.outline(), step.program
         rounds = Counter()
         for tick, count in zip(outline.ticks, outline.tick_rounds, strict=True):
-            rounds[tick.kind] += count
-        assert rounds == Counter(spec.kind for spec in unfold(program.items))
+            rounds[tick.op] += count
+        assert rounds == Counter(spec.op for spec in unfold(program.items))
         peaks, on_host = outline.prefix_peaks, plan.stash.waiting == "host"
         waits, rows = (0, waiting_room(outline).num_rows) if on_host else (outline.waiting_peak, 0)
         assert rows == program.waiting.num_rows
@@ -419,18 +419,18 @@ def test_ring_bytes_are_those_charged(plans, cheap_attention):
         charged = 0
         for tick, of_tick, count in zip(outline.ticks, outline.tick_shapes, outline.tick_rounds, strict=True):
             if tick.is_compute and plan.ring > 1:
-                charged += count * costs.ring_bytes(tick.kind, of_tick.tokens // plan.mesh.seq, of_tick.reach)
+                charged += count * costs.ring_bytes(tick.op, of_tick.tokens // plan.mesh.seq, of_tick.reach)
         sent = 0
         for spec in unfold(step.program.items):
-            if spec.kind == "H" or plan.ring == 1:
+            if spec.op == "H" or plan.ring == 1:
                 continue
-            again = spec.kind == "F" or (spec.stash.own is not None and spec.stash.own.recomputes)
+            again = spec.op == "F" or (spec.stash.own is not None and spec.stash.own.recomputes)
             for name, shape in step.head_shapes.items():
                 # A layer has no keys but its tail. If it runs again, for the layers behind it, it attends again.
                 tail = step.layers.tails.get(name)
                 runs_again = tail and plan.stash.inputs == "period" and len(step.layers.groups[0]) > 1
                 passes = [("F", spec.passes.forward)] if again or runs_again else []
-                passes += [("B", spec.passes.backward)] if spec.kind == "B" else []
+                passes += [("B", spec.passes.backward)] if spec.op == "B" else []
                 for kind, which in passes:
                     heads = shape.num_heads, shape.num_kv_heads, shape.head_dim, np.dtype(step.model.dtype)
                     tokens = spec.tokens * plan.ulysses

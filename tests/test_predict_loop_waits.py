@@ -129,7 +129,7 @@ def test_what_is_charged_is_what_leaves_the_device(groups, monkeypatch):
     idle = sum(
         write.copying_s * link
         for tick, write in zip(table.ticks, writes, strict=True)
-        if tick.kind == "F" and tick.units[0] is None
+        if tick.op == "F" and tick.units[0] is None
     )
     assert sum(write.copying_s for write in writes) * link - idle == pytest.approx(sent)
 
@@ -139,7 +139,7 @@ def test_the_first_forward_and_those_behind_heads_wait_for_less():
     pins = dict(mesh={"pipe": 1}, schedule={"name": "breadth-first", "interleave": 2})
     config, plan = planned(**pins, sequence={"length": 2**16, "chunks": 4})
     table, writes, costs = plan.outline(), writes_of(config, plan), costs_of(plan, config)
-    assert "".join(tick.kind for tick in table.ticks[:12]) == "FFFFFHFHFHFH"
+    assert "".join(tick.op for tick in table.ticks[:12]) == "FFFFFHFHFHFH"
     whole = writes[1].copying_s
     head_s = costs.seconds("H", 0, 2**14, table.tick_shapes[5])
     want = [0, *[whole] * 4, 0, *[max(0.0, whole - head_s), 0] * 2]
@@ -156,7 +156,7 @@ def test_a_step_is_longer_by_what_its_loops_wait():
     assert free.waits_s == 0 and found.waits_s == pytest.approx(sum(want))
     assert found.step_s == pytest.approx(free.step_s + sum(want)) and found.busy_s == free.busy_s
     assert [a - b for a, b in zip(found.tick_s, free.tick_s, strict=True)] == pytest.approx(want)
-    assert {tick.kind for tick, wait in zip(table.ticks, want, strict=True) if wait} == {"F"}
+    assert {tick.op for tick, wait in zip(table.ticks, want, strict=True) if wait} == {"F"}
 
 
 def test_what_a_lone_tick_writes_is_copied_by_kernels():
@@ -172,13 +172,13 @@ def test_what_a_lone_tick_writes_is_copied_by_kernels():
 
 def test_the_slowest_stage_decides_how_long_a_tick_waits():
     table = make_table("sppo", 2, 1, (8, 8))
-    writes = [Write(4.0, 1.0) if tick.kind == "F" else Write() for tick in table.ticks]
+    writes = [Write(4.0, 1.0) if tick.op == "F" else Write() for tick in table.ticks]
 
     def costs(unit, _):
-        return {"F": 2.0 + 3.0 * unit.virtual_stage, "B": 1.0, "H": 1.0}[unit.kind]
+        return {"F": 2.0 + 3.0 * unit.virtual_stage, "B": 1.0, "H": 1.0}[unit.op]
 
     free, found = simulate(table, costs), simulate(table, costs, None, writes)
-    kinds = [tick.kind for tick in table.ticks]
+    kinds = [tick.op for tick in table.ticks]
     lasts = {(2.0, "F"): 5.0, (5.0, "F"): 8.0}  # the write has 3 s left when the loop begins
     assert found.tick_s == tuple(lasts.get(one, one[0]) for one in zip(free.tick_s, kinds, strict=True))
     assert found.waits_s == 3.0 * kinds.count("F") and found.bubble_fraction > free.bubble_fraction
@@ -189,7 +189,7 @@ def test_gradient_sums_on_their_way_to_the_host_hold_up_backwards():
     assert plan.optimizer == "host"
     writes = writes_of(config, plan)
     of_kind = {
-        kind: {w.copying_s > 0 for t, w in zip(plan.outline().ticks, writes, strict=True) if t.kind == kind}
+        kind: {w.copying_s > 0 for t, w in zip(plan.outline().ticks, writes, strict=True) if t.op == kind}
         for kind in "FBH"
     }
     assert of_kind == {"F": {False}, "B": {True}, "H": {False}}

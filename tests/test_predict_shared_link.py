@@ -61,7 +61,7 @@ def test_copies_and_sends_together_take_the_rate_of_the_link():
     link = one.cluster.host_link_bytes_s
     assert link == 33 * 2**30
     for copy_s, longer_s, tick, shape in zip(seconds, found, ticks.ticks, ticks.tick_shapes, strict=True):
-        both = copy_s * link + sent(tick.kind, shape.reach - shape.tokens, shape.tokens, shape)
+        both = copy_s * link + sent(tick.op, shape.reach - shape.tokens, shape.tokens, shape)
         assert longer_s == (max(copy_s, both / 50e9) if copy_s else 0.0)
     assert found[0] > 1.5e-4 > seconds[0] and found[1:3] == (0.0, 0.02)
 

@@ -17,7 +17,7 @@ def test_step_and_bubble_of_equal_units():
             table.num_stages,
             table.num_groups,
         )
-        found = simulate(table, lambda unit, tokens, v=groups: SECONDS[unit.kind] / (1 if unit.kind == "H" else v))
+        found = simulate(table, lambda unit, tokens, v=groups: SECONDS[unit.op] / (1 if unit.op == "H" else v))
         total = chunks * sequences
         if table.name == "sppo":
             step = sequences * ((chunks + (stages - 1) / groups) * 3.5 + chunks * 0.25)
@@ -34,7 +34,7 @@ def test_step_and_bubble_of_equal_units():
 
 def test_one_sequence_has_the_bubble_of_the_papers():
     # (P - 1) / N of the computing time: 3 / 16.
-    found = simulate(make_table("sppo", 4, 1, (8,) * 16), lambda unit, tokens: 0.0 if unit.kind == "H" else 1.0)
+    found = simulate(make_table("sppo", 4, 1, (8,) * 16), lambda unit, tokens: 0.0 if unit.op == "H" else 1.0)
     assert found.bubble_fraction == pytest.approx(3 / 19)
     assert found.step_s / 32 - 1 == pytest.approx(3 / 16)
 
@@ -44,7 +44,7 @@ def test_unimodal_chunks_take_the_time_of_a_flow_shop(lengths):
     # The longest chunk of each diagonal is the padded length, so a cost in padded tokens shows the tick's length.
     for stages in range(1, 6):
         table = make_table("sppo", stages, 1, lengths)
-        found = simulate(table, lambda unit, tick: float(tick.tokens) if unit.kind == "F" else 0.0)
+        found = simulate(table, lambda unit, tick: float(tick.tokens) if unit.op == "F" else 0.0)
         assert found.step_s == sum(lengths) + (stages - 1) * max(lengths)
 
 
@@ -54,7 +54,7 @@ def test_a_tick_lasts_as_long_as_its_slowest_unit_and_sees_padded_tokens():
 
     def costs(unit, tick):
         seen[str(unit)] = tick.tokens
-        return 3.0 if unit.virtual_stage == 1 and unit.kind == "F" else 1.0
+        return 3.0 if unit.virtual_stage == 1 and unit.op == "F" else 1.0
 
     found = simulate(table, costs)
     assert found.tick_s == (1.0, 3.0, 1.0, 3.0, 1.0, 1.0, 1.0, 1.0)
@@ -65,8 +65,8 @@ def test_a_tick_lasts_as_long_as_its_slowest_unit_and_sees_padded_tokens():
 
 def test_a_tick_lasts_as_long_as_what_goes_on_behind_it():
     table = make_table("sppo", 2, 1, (8, 8, 8))
-    free = simulate(table, lambda unit, _: SECONDS[unit.kind])
+    free = simulate(table, lambda unit, _: SECONDS[unit.op])
     least = [3.0 if index == 1 else 0.0 for index in range(len(table.ticks))]
-    held = simulate(table, lambda unit, _: SECONDS[unit.kind], least)
+    held = simulate(table, lambda unit, _: SECONDS[unit.op], least)
     assert held.step_s == free.step_s + 2.0 and held.busy_s == free.busy_s
     assert held.tick_s[1] == 3.0 and held.bubble_fraction > free.bubble_fraction

@@ -25,10 +25,10 @@ def test_a_row_holds_one_stash_from_its_forward_to_its_backward(name, every):
     for index, tick in enumerate(table.ticks):
         units = {unit[1:] for unit in tick.units if unit is not None}
         place = (classes[index], rows.get(index))
-        if tick.kind == "F":
+        if tick.op == "F":
             assert place not in held
             held[place] = units
-        elif tick.kind == "B":
+        elif tick.op == "B":
             assert held.pop(place) == units
     assert not held
     most = {made: 2 for made in of_bundle}
@@ -49,5 +49,5 @@ def test_ticks_that_mix_sequences_have_rows_by_stage():
 def test_rows_of_one_sequence_are_a_line_forward_and_back():
     table = make_table("sppo", 3, 1, (8,) * 6)
     rows = host_rows(table, [None if bundle is None else 0 for bundle in table.tick_bundles])
-    forward, backward = ([rows[i] for i, tick in enumerate(table.ticks) if tick.kind == kind] for kind in "FB")
+    forward, backward = ([rows[i] for i, tick in enumerate(table.ticks) if tick.op == op] for op in "FB")
     assert forward == list(range(8)) == backward[::-1]

@@ -52,7 +52,7 @@ def test_rows_say_what_the_table_says(name):
     plan, program, specs = made(name)
     table = plan.table()
     assert set(program.rows) == set(FIELDS)
-    assert len(specs) == len(table.ticks) and [s.kind for s in specs] == [t.kind for t in table.ticks]
+    assert len(specs) == len(table.ticks) and [s.op for s in specs] == [t.op for t in table.ticks]
     for index, tick in enumerate(table.ticks):
         for stage, unit in enumerate(tick.units):
             row = {field: int(value[index, stage]) for field, value in program.rows.items()}
@@ -76,8 +76,8 @@ def test_interleaved_ticks_have_ends_where_a_chunk_is_on_the_first_or_last_virtu
     assert [spec.has_ends for spec in specs] == at_end.tolist()
     outline, count = plan.outline(), Counter()
     for tick, shape, rounds in zip(outline.ticks, outline.tick_shapes, outline.tick_rounds, strict=True):
-        count[tick.kind, shape.has_ends] += rounds
-    assert count == Counter((spec.kind, spec.has_ends) for spec in specs)
+        count[tick.op, shape.has_ends] += rounds
+    assert count == Counter((spec.op, spec.has_ends) for spec in specs)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -109,12 +109,12 @@ def test_a_stash_slot_is_never_overwritten_before_it_is_read(name):
     table, rows = plan.table(), program.rows
     holds = {}
     for index, (spec, tick) in enumerate(zip(specs, table.ticks, strict=True)):
-        for stage, unit in enumerate(tick.units if spec.kind != "H" else ()):
+        for stage, unit in enumerate(tick.units if spec.op != "H" else ()):
             if unit is None:
                 continue
             place = (stage, spec.stash.own, int(rows["stash.slot"][index, stage]))
             key = (unit.sequence, unit.chunk, unit.virtual_stage)
-            if spec.kind == "F":
+            if spec.op == "F":
                 assert place not in holds
                 holds[place] = key
             else:
@@ -125,15 +125,15 @@ def test_a_stash_slot_is_never_overwritten_before_it_is_read(name):
 @pytest.mark.parametrize("name", PLANS)
 def test_copies_run_one_compute_tick_after_the_forward_and_one_before_the_backward(name):
     plan, program, specs = made(name)
-    compute = [index for index, spec in enumerate(specs) if spec.kind != "H"]
+    compute = [index for index, spec in enumerate(specs) if spec.op != "H"]
     assert not any(specs[i].stash.write or specs[i].stash.fetch for i in range(len(specs)) if i not in compute)
     uses = any(stash.uses_host for stash in program.stash.classes)
     assert uses == any(spec.stash.write for spec in specs) == any(spec.stash.fetch for spec in specs)
     host, num_read = {}, 0
     for number, (here, following) in enumerate(zip(compute, compute[1:], strict=False)):
         a, b = specs[here], specs[following]
-        goes = a.stash.own if a.kind == "F" and a.stash.own.uses_host else None
-        comes = b.stash.own if b.kind == "B" and b.stash.own.uses_host else None
+        goes = a.stash.own if a.op == "F" and a.stash.own.uses_host else None
+        comes = b.stash.own if b.op == "B" and b.stash.own.uses_host else None
         assert b.stash.write == goes and a.stash.fetch == comes
         for stage, unit in enumerate(plan.table().ticks[here].units):
             if goes and unit is not None:
@@ -188,7 +188,7 @@ def test_short_rows_are_overwritten_only_where_nothing_reads_them(name):
     assert counts[0] and counts[1] and bool(num_rebuilt) == (plan.stash.kv == "rebuild")
     # Early chunks take no memory for attention outputs.
     waves = plan.sequences_per_pipeline // plan.schedule.wave
-    early = [tick.kind == "F" and all(u[2] < 3 for u in tick.units if u is not None) for tick in ticks]
+    early = [tick.op == "F" and all(u[2] < 3 for u in tick.units if u is not None) for tick in ticks]
     # The last chunk of the last group never goes to the host; if no other late one comes last, an early one is whole.
     assert sum(program.stash.num_short.values()) == sum(early) // waves - (name == "last-attention")
 
@@ -211,9 +211,9 @@ def test_shares_of_tokens_are_rounded_and_the_rest_goes_whole():
 def test_evaluation_has_the_same_forward_and_nothing_of_the_backward(name):
     _, program, specs = made(name)
     _, forward, ticks = made(name, train=False)
-    assert [t.kind for t in ticks] == [s.kind for s in specs if s.kind != "B"]
+    assert [t.op for t in ticks] == [s.op for s in specs if s.op != "B"]
     assert not forward.stash.classes and not any(any(t.stash) for t in ticks)
-    kept = np.array([s.kind != "B" for s in specs])
+    kept = np.array([s.op != "B" for s in specs])
     for field in ("active", "sequence", "start", "length", "group", "sequence_slot"):
         np.testing.assert_array_equal(forward.rows[field], program.rows[field][kept])
     assert forward.prefixes.num_slots <= program.prefixes.num_slots
@@ -221,16 +221,16 @@ def test_evaluation_has_the_same_forward_and_nothing_of_the_backward(name):
 
 def test_keys_travel_while_the_prefix_is_short_and_queries_once_it_is_long():
     _, program, specs = made("ring")
-    passes = [spec.passes.forward for spec in specs if spec.kind == "F"]
+    passes = [spec.passes.forward for spec in specs if spec.op == "F"]
     assert passes[0] == "kv" and passes == sorted(passes)  # kv before q
     for index, spec in enumerate(specs):
-        if "kv" in (spec.passes.forward, spec.passes.backward) and spec.kind != "H":
+        if "kv" in (spec.passes.forward, spec.passes.backward) and spec.op != "H":
             ends = (program.rows["start"] + program.rows["length"])[index][program.rows["active"][index] == 1]
             assert spec.passes.bound * 4 >= ends.max()  # on each of four members: all of the longest prefix
     for asked in ("kv", "q"):
         plan = small_plan(**PLANS["ring"], ring_pass=asked)
         specs = unfold(lower(plan, SHAPE).items)
-        assert {s.passes.forward for s in specs if s.kind == "F"} == {asked}
-        assert {s.passes.backward for s in specs if s.kind == "B"} == {asked}
+        assert {s.passes.forward for s in specs if s.op == "F"} == {asked}
+        assert {s.passes.backward for s in specs if s.op == "B"} == {asked}
         # What a tick does not perform tells no two ticks apart.
-        assert {s.passes.backward for s in specs if s.kind != "B"} == {"q"}
+        assert {s.passes.backward for s in specs if s.op != "B"} == {"q"}

@@ -31,7 +31,7 @@ def run(table, kv):
             group, part = transfers.fetches[index]
             assert 0 <= group < table.num_groups and part in whole
             incoming[part] = group
-        if tick.kind == "B":
+        if tick.op == "B":
             group, part = transfers.writes[index]
             # What leaves before the first turn is written again.
             on_host.setdefault(group, {})[part] = leaving == group

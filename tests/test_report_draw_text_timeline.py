@@ -37,7 +37,7 @@ def test_csv_of_waves():
 
 def test_csv_allows_spaces_and_empty_lines():
     table = from_csv(f"\n{HEADER}\n\n F0.0.0 , H0.0, B0.0.0\n")
-    assert [tick.kind for tick in table.ticks] == ["F", "H", "B"]
+    assert [tick.op for tick in table.ticks] == ["F", "H", "B"]
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_levels_are_those_that_ticks_execute():
         rng = np.random.default_rng(seed)
         shape = draw_shape(rng)
         shown = figures(pack(draw_sizes(rng, "tail", shape), shape, fill=0.8), shape)
-        executed = shown.first.exchanges[shape.kinds != "H"].tolist()
+        executed = shown.first.exchanges[shape.ops != "H"].tolist()
         levels = shown.levels()
         assert len(levels) == len(executed)
         for (kind, level), number in zip(levels, executed, strict=True):

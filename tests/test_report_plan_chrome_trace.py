@@ -98,10 +98,10 @@ def test_a_stage_has_the_units_of_the_table_when_their_ticks_start(name):
         ticks = [tick.units[stage] for tick in figures.table.ticks]
         expected = [(unit, start_us) for unit, start_us in zip(ticks, starts_us, strict=False) if unit is not None]
         events = tracks[f"stage {stage}"]
-        assert Counter(event["cat"] for event in events) == Counter(CATEGORIES[unit.kind] for unit, _ in expected)
+        assert Counter(event["cat"] for event in events) == Counter(CATEGORIES[unit.op] for unit, _ in expected)
         for event, (unit, start_us) in zip(events, expected, strict=True):
             args = event["args"]
-            assert event["name"].split()[0] == f"{unit.kind}{unit.sequence}.{unit.chunk}"
+            assert event["name"].split()[0] == f"{unit.op}{unit.sequence}.{unit.chunk}"
             assert (args["sequence"], args["chunk"], args["virtual_stage"]) == unit[1:]
             assert args["tokens"] == figures.plan.chunk_lengths[unit.chunk] <= args["padded_tokens"]
             assert event["ts"] == pytest.approx(start_us, abs=1e-3)
@@ -129,7 +129,7 @@ def test_copies_are_those_of_the_figures(name):
             for event, copy in zip(events, copies, strict=True):
                 assert event["args"]["bytes"] == copy.size_bytes and event["cat"] == "copy"
                 assert event["dur"] == pytest.approx(1e6 * figures.copy_s(copy), abs=2e-3)
-                assert event["name"][0] == copy.unit.kind
+                assert event["name"][0] == copy.unit.op
                 assert event["ts"] == pytest.approx(max(starts_us[copy.tick], free_us), abs=1e-3)
                 free_us = event["ts"] + event["dur"]
                 # Two copies of one tick have one link.

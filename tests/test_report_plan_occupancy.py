@@ -29,11 +29,11 @@ def test_use_begins_and_ends_empty_and_stays_within_what_is_allocated(name):
         # What the last backward works on is all that is left in the last tick of the stage.
         last = max(index for index, tick in enumerate(table.ticks) if tick.units[stage] is not None)
         unit = table.ticks[last].units[stage]
-        assert unit.kind == "B"
+        assert unit.op == "B"
         key = unit.sequence, unit.chunk, unit.virtual_stage
         assert (curve.stash[last], curve.host[last]) == figures.stashed[key]
-        assert curve.kv_grad[: next(i for i, tick in enumerate(table.ticks) if tick.kind == "B")] == (0,) * next(
-            i for i, tick in enumerate(table.ticks) if tick.kind == "B"
+        assert curve.kv_grad[: next(i for i, tick in enumerate(table.ticks) if tick.op == "B")] == (0,) * next(
+            i for i, tick in enumerate(table.ticks) if tick.op == "B"
         )
 
 
@@ -51,27 +51,27 @@ def test_what_goes_to_the_host_comes_back_between_the_two_uses(name):
     figures = small_figures(**CASES[name])
     table, copies = figures.table, figures.copies
     out = {(copy.stage, *key(copy.unit)): copy for copy in copies if copy.out}
-    back = {(copy.stage, *key(copy.unit)): copy for copy in copies if copy.unit.kind == "B"}
+    back = {(copy.stage, *key(copy.unit)): copy for copy in copies if copy.unit.op == "B"}
     assert out.keys() == back.keys() and out
     for name_of, copy in out.items():
         assert copy.size_bytes == back[name_of].size_bytes
         assert copy.tick <= back[name_of].tick
-        assert table.ticks[copy.tick].kind != "H" != table.ticks[back[name_of].tick].kind
+        assert table.ticks[copy.tick].op != "H" != table.ticks[back[name_of].tick].op
     # Each device copies one stash out and one back behind a tick, at most.
-    stashes = Counter((copy.stage, copy.tick, copy.out) for copy in copies if copy.out or copy.unit.kind == "B")
+    stashes = Counter((copy.stage, copy.tick, copy.out) for copy in copies if copy.out or copy.unit.op == "B")
     assert max(stashes.values()) == 1
     assert 0 < figures.link_busy_s[0] <= figures.link_busy_s[1]
 
 
 def test_layer_inputs_come_back_a_second_time_where_keys_and_values_are_made_again():
     rebuilt = next(figures for name in GROUPS if (figures := small_figures(**CASES[name])).plan.stash.kv == "rebuild")
-    table, again = rebuilt.table, [copy for copy in rebuilt.copies if not copy.out and copy.unit.kind == "F"]
+    table, again = rebuilt.table, [copy for copy in rebuilt.copies if not copy.out and copy.unit.op == "F"]
     assert again and {copy.unit.virtual_stage for copy in again} <= set(
         range(table.num_virtual_stages - table.num_stages)
     )
     for copy in again:
         following = next(tick for tick in table.ticks[copy.tick + 1 :] if tick.is_compute)
-        unit = copy.unit._replace(kind="B", virtual_stage=copy.unit.virtual_stage + table.num_stages)
+        unit = copy.unit._replace(op="B", virtual_stage=copy.unit.virtual_stage + table.num_stages)
         assert unit in following.units and copy.size_bytes > 0
     assert rebuilt.link_busy_s[1] > rebuilt.link_busy_s[0]
 
@@ -107,8 +107,8 @@ def test_chunks_that_wait_on_the_host_are_copied_there_and_back():
     takes = {copy.unit: copy.tick for copy in back}
     for copy in out:
         came, used = table.waits[copy.unit]
-        assert came < copy.tick <= takes[copy.unit] < used + (copy.unit.kind == "H")
-        assert copy.stage == (0 if copy.unit.kind == "H" else copy.unit.virtual_stage % 4)
+        assert came < copy.tick <= takes[copy.unit] < used + (copy.unit.op == "H")
+        assert copy.stage == (0 if copy.unit.op == "H" else copy.unit.virtual_stage % 4)
     assert len(figures.copies) - len(out) - len(back) == len(kept.copies)
 
 

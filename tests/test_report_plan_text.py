@@ -158,7 +158,7 @@ def test_runs_lose_nothing():
 
 def test_the_scaled_timeline_shows_each_kind_for_its_share():
     table = make_table("sppo", 2, 1, (1,) * 8, 1)
-    tick_s = simulate(table, lambda unit, tokens: {"F": 1.0, "B": 3.0, "H": 1e-6}[unit.kind]).tick_s
+    tick_s = simulate(table, lambda unit, tokens: {"F": 1.0, "B": 3.0, "H": 1e-6}[unit.op]).tick_s
     rows = [line.split()[-1] for line in scaled_timeline(table, tick_s, width=110).splitlines()]
     assert len({len(row) for row in rows}) == 1 and len(rows) == 2
     for row in rows:
@@ -169,7 +169,7 @@ def test_the_scaled_timeline_shows_each_kind_for_its_share():
 
 def test_the_scaled_timeline_shows_ticks_narrower_than_a_column():
     table = make_table("seq1f1b", 2, 4, (1,) * 64, 1)
-    tick_s = simulate(table, lambda unit, tokens: {"F": 1.0, "B": 2.0, "H": 0.5}[unit.kind]).tick_s
+    tick_s = simulate(table, lambda unit, tokens: {"F": 1.0, "B": 2.0, "H": 0.5}[unit.op]).tick_s
     for row in (line.split()[-1] for line in scaled_timeline(table, tick_s).splitlines()):
         assert [row.count(kind) / len(row) for kind in "FBH"] == pytest.approx([2 / 7, 4 / 7, 1 / 7], abs=0.03)
 

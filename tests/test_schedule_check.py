@@ -31,11 +31,11 @@ def accepts(table: Table) -> bool:
     return True
 
 
-def cells(table: Table, kinds: str = "FB") -> list[tuple[int, int]]:
+def cells(table: Table, ops: str = "FB") -> list[tuple[int, int]]:
     return [
         (index, stage)
         for index, tick in enumerate(table.ticks)
-        if tick.kind in kinds
+        if tick.op in ops
         for stage, unit in enumerate(tick.units)
         if unit is not None
     ]
@@ -54,11 +54,11 @@ def get(table: Table, cell: tuple[int, int]) -> Unit | None:
 
 
 def idle_like(table: Table, rng: random.Random, cell: tuple[int, int]) -> tuple[int, int] | None:
-    kind = table.ticks[cell[0]].kind
+    op = table.ticks[cell[0]].op
     idle = [
         (index, stage)
         for index, tick in enumerate(table.ticks)
-        if tick.kind == kind
+        if tick.op == op
         for stage, unit in enumerate(tick.units)
         if unit is None
     ]
@@ -83,16 +83,16 @@ def move(table, rng):
 
 def swap_units(table, rng):
     first = rng.choice(cells(table))
-    kind = get(table, first).kind
-    second = rng.choice(cells(table, kind))
+    op = get(table, first).op
+    second = rng.choice(cells(table, op))
     if first == second:
         return None
     return put(put(table, *first, get(table, second)), *second, get(table, first))
 
 
 def swap_like_ticks(table, rng):
-    kind = rng.choice("FBH")
-    indices = [index for index, tick in enumerate(table.ticks) if tick.kind == kind]
+    op = rng.choice("FBH")
+    indices = [index for index, tick in enumerate(table.ticks) if tick.op == op]
     if len(indices) < 2:
         return None
     first, second = rng.sample(indices, 2)
@@ -112,9 +112,9 @@ def repeat_tick(table, rng):
 
 
 def head_late(table, rng):
-    heads = [index for index, tick in enumerate(table.ticks) if tick.kind == "H"]
+    heads = [index for index, tick in enumerate(table.ticks) if tick.op == "H"]
     index = rng.choice(heads)
-    after = next((other for other in range(index, len(table.ticks)) if table.ticks[other].kind == "F"), None)
+    after = next((other for other in range(index, len(table.ticks)) if table.ticks[other].op == "F"), None)
     if after is None:
         return None
     ticks = list(table.ticks)
@@ -129,16 +129,16 @@ def rename(table, rng):
     return put(table, *cell, unit._replace(**{field: getattr(unit, field) + rng.choice((-1, 1))}))
 
 
-def change_kind(table, rng):
+def change_op(table, rng):
     index = rng.randrange(len(table.ticks))
     tick = table.ticks[index]
-    kind = rng.choice([kind for kind in "FB" if kind != tick.kind])
-    units = tuple(unit and unit._replace(kind=kind) for unit in tick.units)
-    return replace(table, ticks=(*table.ticks[:index], Tick(kind, units), *table.ticks[index + 1 :]))
+    op = rng.choice([op for op in "FB" if op != tick.op])
+    units = tuple(unit and unit._replace(op=op) for unit in tick.units)
+    return replace(table, ticks=(*table.ticks[:index], Tick(op, units), *table.ticks[index + 1 :]))
 
 
 def move_head_forward(table, rng):
-    heads = [index for index, tick in enumerate(table.ticks) if tick.kind == "H"]
+    heads = [index for index, tick in enumerate(table.ticks) if tick.op == "H"]
     index = rng.choice(heads)
     ticks = list(table.ticks)
     ticks.insert(index - 1, ticks.pop(index))
@@ -158,7 +158,7 @@ FATAL = [
     drop_tick,
     repeat_tick,
     rename,
-    change_kind,
+    change_op,
     move_head_forward,
     reverse,
 ]
@@ -228,7 +228,7 @@ BASE = make_table("sppo", 2, 1, (8, 8), 1)
         (replace(BASE, ticks=(Tick("X", (None, None)), *BASE.ticks)), "F, B or H, got 'X' in tick 0"),
         (replace(BASE, ticks=(Tick("F", (None,)), *BASE.ticks)), "each of the 2 stages, got 1 in tick 0"),
         (replace(BASE, ticks=(Tick("F", (None, None)), *BASE.ticks)), "only idle stages in tick 0"),
-        (put(BASE, 0, 1, Unit("B", 0, 0, 1)), "one kind, got B(0,0,1) in tick 0 at stage 1"),
+        (put(BASE, 0, 1, Unit("B", 0, 0, 1)), "one op, got B(0,0,1) in tick 0 at stage 1"),
         (put(BASE, 0, 1, Unit("F", 0, 5, 1)), "2 chunks"),
         (put(BASE, 0, 1, Unit("F", 0, 0, 0)), "a unit of virtual stage 0 must be at stage 0"),
         (put(BASE, 0, 1, Unit("F", 0, 0, 1)), "exactly once, got F(0,0,1) 2 times at stage 1"),

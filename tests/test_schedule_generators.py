@@ -12,7 +12,7 @@ from sppo_jax.schedule.table import Unit
 
 
 def tick_counts(table):
-    return Counter(tick.kind for tick in table.ticks)
+    return Counter(tick.op for tick in table.ticks)
 
 
 def whole_groups(table):
@@ -65,11 +65,11 @@ def test_interleaved_chunks_in_flight_by_counting():
         open_now, peak = Counter(), Counter()
         for tick in table.ticks:
             for stage, unit in enumerate(tick.units):
-                if unit is not None and unit.kind == "F":
+                if unit is not None and unit.op == "F":
                     open_now[stage] += 1
                     peak[stage] = max(peak[stage], open_now[stage])
             for stage, unit in enumerate(tick.units):
-                if unit is not None and unit.kind == "B":
+                if unit is not None and unit.op == "B":
                     open_now[stage] -= 1
         assert list(table.in_flight) == [peak[stage] for stage in range(table.num_stages)]
 
@@ -108,7 +108,7 @@ def test_no_two_sequences_share_keys_and_values_at_once():
         left = Counter()
         for tick in table.ticks:
             for stage, unit in enumerate(tick.units):
-                if unit is None or unit.kind == "H":
+                if unit is None or unit.op == "H":
                     continue
                 slot = slots[stage, unit.sequence]
                 assert holder.setdefault((stage, slot), unit.sequence) == unit.sequence
@@ -124,10 +124,10 @@ def test_head_gradients_wait_in_their_own_slots():
         for tick in table.ticks:
             for unit in {unit for unit in tick.units if unit is not None}:
                 key = (unit.sequence, unit.chunk)
-                if unit.kind == "H":
+                if unit.op == "H":
                     assert slots[key] not in waiting.values()
                     waiting[key] = slots[key]
-                elif unit.kind == "B" and unit.virtual_stage == table.num_virtual_stages - 1:
+                elif unit.op == "B" and unit.virtual_stage == table.num_virtual_stages - 1:
                     del waiting[key]
         assert not waiting and set(slots.values()) == set(range(count))
 
@@ -141,7 +141,7 @@ def test_colors_are_as_few_as_open_intervals():
 
 def test_seq1f1b_alternates_after_the_first_sequence_is_through():
     table = make_table("seq1f1b", 2, 2, (8, 8))
-    assert "".join(tick.kind for tick in table.ticks) == "FFHFHBFHBFHBBB"
+    assert "".join(tick.op for tick in table.ticks) == "FFHFHBFHBFHBBB"
 
 
 @pytest.mark.parametrize(

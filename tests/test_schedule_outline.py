@@ -36,20 +36,20 @@ def pairs():
 
 
 def written_out(outline):
-    """Returns all ticks of an outline; of each kind the sequences go on where a round is over."""
+    """Returns all ticks of an outline; of each op the sequences go on where a round is over."""
     ticks, on, place = [], dict.fromkeys("FBH", 0), 0
 
     def write(start, stop):
         for tick in outline.ticks[start:stop]:
-            units = [unit and unit._replace(sequence=unit.sequence + on[tick.kind]) for unit in tick.units]
-            ticks.append(Tick(tick.kind, tuple(units)))
+            units = [unit and unit._replace(sequence=unit.sequence + on[tick.op]) for unit in tick.units]
+            ticks.append(Tick(tick.op, tuple(units)))
 
     for start, stop, rounds, sequences in outline.repeats:
         write(place, start)
         for number in range(rounds):
             if number:
-                for kind in {tick.kind for tick in outline.ticks[start:stop]}:
-                    on[kind] += sequences
+                for op in {tick.op for tick in outline.ticks[start:stop]}:
+                    on[op] += sequences
             write(start, stop)
         place = stop
     write(place, len(outline.ticks))
@@ -95,7 +95,7 @@ def test_an_outline_holds_as_much_at_once_as_its_table_has_slots():
 
 def test_an_outline_takes_the_time_of_its_table_to_the_last_bit():
     def costs(unit, tick):
-        return {"F": 0.1, "B": 0.27, "H": 0.03}[unit.kind] * (1 + unit.chunk**1.5) + 0.001 * tick.tokens
+        return {"F": 0.1, "B": 0.27, "H": 0.03}[unit.op] * (1 + unit.chunk**1.5) + 0.001 * tick.tokens
 
     for table, outline in pairs():
         least_s = [0.3 * (tokens % 3) for tokens in outline.tick_tokens]

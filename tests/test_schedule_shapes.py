@@ -43,7 +43,7 @@ def test_a_tick_rounds_up_to_its_shape_and_without_shapes_is_as_it_was():
     assert table.bundle_tokens == (20, 20, 12, 8) and table.most_tokens == 20
     rounded = replace(table, shapes=(16, 24))
     assert rounded.bundle_tokens == (24, 24, 16, 16) and rounded.most_tokens == 24
-    forward = [tokens for tokens, tick in zip(rounded.tick_tokens, rounded.ticks, strict=True) if tick.kind == "F"]
+    forward = [tokens for tokens, tick in zip(rounded.tick_tokens, rounded.ticks, strict=True) if tick.op == "F"]
     assert forward == [24, 24, 16, 16]
     assert [shape.tokens for shape in rounded.tick_shapes] == list(rounded.tick_tokens)
     assert rounded.diagonal_bundles == table.diagonal_bundles and rounded.bundle_gaps == table.bundle_gaps

@@ -40,7 +40,7 @@ def test_units_of_a_tick_are_in_one_bundle_and_unmixed_diagonals_are_not_merged(
         bundles, diagonals = table.diagonal_bundles, table.unit_diagonals
         links = {diagonal: {diagonal} for diagonal in range(len(bundles))}
         for tick in table.ticks:
-            if tick.kind == "H":
+            if tick.op == "H":
                 continue
             together = {diagonals[u.sequence, u.chunk, u.virtual_stage] for u in tick.units if u is not None}
             assert len({bundles[diagonal] for diagonal in together}) == 1
@@ -67,7 +67,7 @@ def test_gaps_are_the_least_of_their_units():
         found = {}
         for key, diagonal in diagonals.items():
             between = table.ticks[ticks[Unit("F", *key)] : ticks[Unit("B", *key)]]
-            gap = sum(tick.kind != "H" for tick in between)
+            gap = sum(tick.op != "H" for tick in between)
             found.setdefault(bundles[diagonal], []).append(gap)
         assert table.bundle_gaps == tuple(min(found[bundle]) for bundle in sorted(found))
 
@@ -77,21 +77,21 @@ def test_forward_and_backward_of_a_unit_have_one_shape_that_holds_all_units_of_t
         tokens, ticks = table.tick_tokens, table.unit_ticks
         before = None
         for index, tick in enumerate(table.ticks):
-            if tick.kind == "H":
+            if tick.op == "H":
                 assert tokens[index] == before
-            elif tick.kind == "F":
+            elif tick.op == "F":
                 before = tokens[index]
             for unit in tick.units:
                 if unit is not None:
                     assert tokens[index] >= table.chunk_lengths[unit.chunk]
-                    if unit.kind == "F":
+                    if unit.op == "F":
                         back = Unit("B", unit.sequence, unit.chunk, unit.virtual_stage)
                         assert tokens[ticks[back]] == tokens[index]
 
 
 def test_a_tick_is_as_long_as_the_longest_chunk_of_its_diagonals():
     table = make_table("sppo", 2, 1, (16, 12, 8))
-    assert [tokens for tokens, tick in zip(table.tick_tokens, table.ticks, strict=True) if tick.kind == "F"] == [
+    assert [tokens for tokens, tick in zip(table.tick_tokens, table.ticks, strict=True) if tick.op == "F"] == [
         16,
         16,
         12,
@@ -105,7 +105,7 @@ def test_all_units_of_a_tick_are_in_its_bundle():
         for tick, bundle in zip(table.ticks, table.tick_bundles, strict=True):
             units = [unit for unit in tick.units if unit is not None]
             found = {bundles[diagonals[unit.sequence, unit.chunk, unit.virtual_stage]] for unit in units}
-            assert (bundle is None) == (tick.kind == "H") and (bundle is None or found == {bundle})
+            assert (bundle is None) == (tick.op == "H") and (bundle is None or found == {bundle})
 
 
 def test_a_table_keeps_what_was_found_and_a_changed_one_starts_anew():

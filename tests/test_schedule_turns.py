@@ -22,12 +22,12 @@ def run(table, kv, *, train=True):
             group, slot = turns.gathers[index]
             assert slot < turns.num_weights
             weights[slot] = group
-        for unit in tick.units if tick.is_compute and (train or tick.kind == "F") else ():
+        for unit in tick.units if tick.is_compute and (train or tick.op == "F") else ():
             if unit is None:
                 continue
             group, wave = unit.virtual_stage // table.num_stages, unit.sequence // table.wave
             assert weights[turns.weight_slot(unit, table)] == group
-            if unit.kind == "F":
+            if unit.op == "F":
                 continue
             if kv == "rebuild" and group > 0:
                 before = Unit("B", unit.sequence, unit.chunk, unit.virtual_stage - table.num_stages)

@@ -31,8 +31,8 @@ def test_late_heads_change_nothing_else(sizes):
     early = make_table("breadth-first", stages, sequences, (1,) * chunks, groups, wave)
     assert [tick for tick in table.ticks if tick.is_compute] == [tick for tick in early.ticks if tick.is_compute]
     assert sorted(map(str, table.ticks)) == sorted(map(str, early.ticks)) and table.head_peak == 1
-    kinds = "".join(tick.kind for tick in table.ticks)
-    assert kinds.count("H") == kinds.count("HB") == sequences * chunks
+    ops = "".join(tick.op for tick in table.ticks)
+    assert ops.count("H") == ops.count("HB") == sequences * chunks
 
 
 @pytest.mark.parametrize("sizes", SIZES)

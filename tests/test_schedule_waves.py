@@ -40,7 +40,7 @@ def test_a_wave_is_a_sequence_with_other_labels():
                 assert (unit is None) == (label is None)
                 if unit is not None:
                     wave, place = divmod(unit.sequence, k)
-                    assert label == Unit(unit.kind, wave, unit.chunk * k + place, unit.virtual_stage)
+                    assert label == Unit(unit.op, wave, unit.chunk * k + place, unit.virtual_stage)
 
 
 def test_diagonals_of_a_wave_are_those_of_one_sequence():
@@ -69,7 +69,7 @@ def test_a_wave_keeps_the_prefixes_of_its_sequences_open():
 
 def test_interleaved_waves_may_have_fewer_chunks_than_stages():
     table = make_table("sppo", 4, 4, (8, 8), 2, 2)
-    assert table.num_chunks == 2 and sum(tick.kind == "F" for tick in table.ticks) == 2 * (2 * 4 + 3)
+    assert table.num_chunks == 2 and sum(tick.op == "F" for tick in table.ticks) == 2 * (2 * 4 + 3)
     with pytest.raises(ValueError, match="multiple of the 4 stages"):
         make_table("sppo", 4, 4, (8, 8), 2)
 

@@ -505,7 +505,7 @@ def test_a_loss_of_the_batch_has_all_forwards_first(name, pipe):
     groups = dict(mesh={"pipe": pipe, "seq": 2}, schedule={"name": name}, sequence={"per_pipeline": 4})
     made, asked = plan(PER_BATCH, length=4096, **groups), config(PER_BATCH, length=4096, **groups)
     check_plan(made, asked)
-    kinds = [tick.kind for tick in made.table().ticks]
+    kinds = [tick.op for tick in made.table().ticks]
     assert "F" not in kinds[kinds.index("B") :] and not made.outline().has_forwards_among_backwards
 
 

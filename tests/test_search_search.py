@@ -653,16 +653,16 @@ def test_a_plan_says_that_groups_leave_breadth_first_out(groups):
 def test_the_ticks_of_a_stream_are_those_of_the_table(pipe, groups, chunks):
     seconds = [1.1 + 3.3 * (number % 4) for number in range(chunks)]
     table = make_table("sppo", pipe, 1, (8,) * chunks, groups)
-    ticks = simulate(table, lambda unit, _: seconds[unit.chunk] if unit.kind == "F" else 0.0)
+    ticks = simulate(table, lambda unit, _: seconds[unit.chunk] if unit.op == "F" else 0.0)
     assert stream_seconds(seconds, pipe, groups) == ticks.step_s
     less = [value - 0.7 for value in seconds]
     ticks = simulate(
-        table, lambda unit, tick: (seconds if tick.has_ends else less)[unit.chunk] if unit.kind == "F" else 0.0
+        table, lambda unit, tick: (seconds if tick.has_ends else less)[unit.chunk] if unit.op == "F" else 0.0
     )
     between = less if groups > 1 else None
     assert stream_seconds(seconds, pipe, groups, between=between) == ticks.step_s
     back = simulate(
-        table, lambda unit, tick: (seconds if tick.has_ends else less)[unit.chunk] if unit.kind == "B" else 0.0
+        table, lambda unit, tick: (seconds if tick.has_ends else less)[unit.chunk] if unit.op == "B" else 0.0
     )
     assert back.step_s == pytest.approx(ticks.step_s, rel=1e-12)
 

@@ -348,11 +348,11 @@ def beside_copies(config: Config, plan: Plan, cluster: Cluster) -> tuple[float, 
     """
     costs, table = costs_of(plan, config, cluster), plan.outline()
 
-    def besides_s(kind: str, start: int, length: int) -> float:
-        return costs.seconds(kind, start, length) - costs.products_s(kind) * length / plan.mesh.seq
+    def besides_s(op: str, start: int, length: int) -> float:
+        return costs.seconds(op, start, length) - costs.products_s(op) * length / plan.mesh.seq
 
     chunks = list(zip(table.chunk_starts, table.chunk_lengths, strict=False))
-    of_chunks = {kind: tuple(besides_s(kind, *chunk) for chunk in chunks) for kind in "FB"}
+    of_chunks = {op: tuple(besides_s(op, *chunk) for chunk in chunks) for op in "FB"}
     size = COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes)
     return cluster.host_link_bytes_s, cluster.device.linear_flops_s(size), of_chunks
 

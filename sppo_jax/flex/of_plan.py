@@ -66,31 +66,31 @@ def plan_weights(plan: Plan, costs: CostModel) -> IntegerCosts:
         plan: the plan.
         costs: the planner's seconds of the plan's units.
     """
-    longest = max(costs.seconds(kind, 0, plan.sequence_length) for kind in "FBH")
+    longest = max(costs.seconds(op, 0, plan.sequence_length) for op in "FBH")
     unit_s = 2.0 ** (math.ceil(math.log2(longest)) - _BITS)
 
     def whole(seconds: float) -> int:
         return round(seconds / unit_s)
 
-    forward, backward, head = (_unit(plan, costs, kind, whole) for kind in "FBH")
+    forward, backward, head = (_unit(plan, costs, op, whole) for op in "FBH")
     return IntegerCosts(forward=forward, backward=backward, head=head, unit_s=unit_s)
 
 
-def _unit(plan: Plan, costs: CostModel, kind: str, whole: Callable[[float], int]) -> UnitWeights:
+def _unit(plan: Plan, costs: CostModel, op: str, whole: Callable[[float], int]) -> UnitWeights:
     bare, inner = _without_exchange(costs), TickShape(0, 0, has_ends=False)
     starts = chunk_starts(plan.chunk_lengths)
 
     def sent_s(model: CostModel, start: int, tokens: int) -> float:
-        return model.transfer_s(kind, start, tokens, inner)
+        return model.transfer_s(op, start, tokens, inner)
 
     # A head tick has the head's table whatever its shape says.
-    always_s, ends_s = sent_s(bare, 0, 0), 0.0 if kind == "H" else bare.ends_s(kind, 0)
-    slot_ends_s = 0.0 if kind == "H" else bare.ends_s(kind, plan.mesh.seq) - ends_s
+    always_s, ends_s = sent_s(bare, 0, 0), 0.0 if op == "H" else bare.ends_s(op, 0)
+    slot_ends_s = 0.0 if op == "H" else bare.ends_s(op, plan.mesh.seq) - ends_s
     return UnitWeights(
-        fixed=whole(costs.compute_s(kind, 0, 0) + costs.cluster.device.overhead_s + always_s),
-        slot=whole(costs.token_s(kind) + sent_s(bare, 0, plan.mesh.seq) - always_s),
-        pair=whole(_pair_s(plan, costs, kind)),
-        sent=tuple(whole(seconds) for seconds in _sent_s(plan, costs, kind)),
+        fixed=whole(costs.compute_s(op, 0, 0) + costs.cluster.device.overhead_s + always_s),
+        slot=whole(costs.token_s(op) + sent_s(bare, 0, plan.mesh.seq) - always_s),
+        pair=whole(_pair_s(plan, costs, op)),
+        sent=tuple(whole(seconds) for seconds in _sent_s(plan, costs, op)),
         stream=tuple(
             whole(sent_s(costs, start, tokens) - sent_s(bare, start, tokens))
             for start, tokens in zip(starts[:-1], plan.chunk_lengths, strict=True)
@@ -105,14 +105,14 @@ def _without_exchange(costs: CostModel) -> CostModel:
     return dataclasses.replace(costs, ulysses=1, ring=ring)
 
 
-def _pair_s(plan: Plan, costs: CostModel, kind: str) -> float:
+def _pair_s(plan: Plan, costs: CostModel, op: str) -> float:
     """Returns the seconds of a (query, key) pair of a long sequence on one device, over the layers of a unit."""
-    if kind == "H":
+    if op == "H":
         return 0.0
     again, total = float(costs.recompute.attention), 0.0
     for one in costs.attention:
         forward, backward = _times(plan, costs, one)
-        times = forward if kind == "F" else costs.backward_times(one) * backward + again * forward
+        times = forward if op == "F" else costs.backward_times(one) * backward + again * forward
         total += times * costs.pair_s_of(one)
     return total * plan.mesh.seq
 
@@ -129,12 +129,12 @@ def _times(plan: Plan, costs: CostModel, kind: AttentionOfKind) -> tuple[float, 
     return forward, backward
 
 
-def _sent_s(plan: Plan, costs: CostModel, kind: str) -> list[float]:
+def _sent_s(plan: Plan, costs: CostModel, op: str) -> list[float]:
     """Returns the seconds of what a slot of a team cell receives, over the layers of a unit, by level."""
     # A head sends nothing along `seq`.
-    elements = float(costs.layer.kv_elements * costs.layers) * costs.cache_share * (kind != "H")
+    elements = float(costs.layer.kv_elements * costs.layers) * costs.cache_share * (op != "H")
     # Backward passes keys and values again, once more where it computes attention again, and float32 gradients back.
-    passes, sums = (1, 0) if kind == "F" else (1 + costs.recompute.attention, _FLOAT32)
+    passes, sums = (1, 0) if op == "F" else (1 + costs.recompute.attention, _FLOAT32)
     size = elements * (passes * costs.compute_bytes + sums)
     seconds = [0.0]
     for level in range(plan.mesh.seq.bit_length() - 2):

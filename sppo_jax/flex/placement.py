@@ -163,7 +163,7 @@ class Placement:
         tokens = self.tokens()
         size = f"{shape.rows} rows of {shape.num_chunks} chunks"
         lines = [f"{len(self.pieces)} documents in {size}, {self.fill:.1%} full"]
-        for name, which in self._kinds_of_cells():
+        for name, which in self._sorts_of_cells():
             most, mean = cells.top[which].sum(), self.attention[which].sum() / shape.members
             places = int((shape.members * np.broadcast_to(shape.slots, which.shape))[which].sum())
             lines.append(
@@ -172,7 +172,7 @@ class Placement:
             )
         for name, cost in sorted(self.costs.items(), key=lambda item: item[1]):
             lines.append(f"predicted {name}: {cost}{' (chosen)' if name == self.winner else ''}")
-        levels, counts = np.unique(self.exchanges[shape.kinds != "H"], return_counts=True)
+        levels, counts = np.unique(self.exchanges[shape.ops != "H"], return_counts=True)
         names = ["stream" if level == shape.levels else f"level {level}" for level in levels.tolist()]
         ticks = ", ".join(f"{count} {name}" for name, count in zip(names, counts.tolist(), strict=True))
         return "\n".join([*lines, f"ticks: {ticks}"])
@@ -185,7 +185,7 @@ class Placement:
         np.add.at(tokens, (self.row[seg.piece], seg.chunk), seg.tokens)
         return tokens
 
-    def _kinds_of_cells(self) -> list[tuple[str, np.ndarray]]:
+    def _sorts_of_cells(self) -> list[tuple[str, np.ndarray]]:
         cells = self.cells
         found = [("stream", cells.far)]
         for level in range(max(1, self.shape.levels)):

@@ -19,7 +19,7 @@ from sppo_jax.schedule.table import Table, chunk_starts
 
 @dataclass(frozen=True, kw_only=True)
 class UnitWeights:
-    """The integer costs of one kind of unit, all in the same unit of time.
+    """The integer costs of the units of one op, all in the same unit of time.
 
     Args:
         fixed: of any unit.
@@ -55,9 +55,9 @@ class IntegerCosts:
     head: UnitWeights
     unit_s: float = 0.0
 
-    def of(self, kind: str) -> UnitWeights:
-        """Returns the costs of a unit of kind "F", "B" or "H"."""
-        return {"F": self.forward, "B": self.backward, "H": self.head}[kind]
+    def of(self, op: str) -> UnitWeights:
+        """Returns the costs of a unit of op "F", "B" or "H"."""
+        return {"F": self.forward, "B": self.backward, "H": self.head}[op]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,9 +163,9 @@ class WindowShape:
         return np.array(cells, np.int64).reshape(len(cells), self.table.num_stages)
 
     @cached_property
-    def kinds(self) -> np.ndarray:
-        """The kind of each tick, "F", "B" or "H": [ticks]."""
-        return np.array([tick.kind for tick in self.table.ticks])
+    def ops(self) -> np.ndarray:
+        """The op of each tick, "F", "B" or "H": [ticks]."""
+        return np.array([tick.op for tick in self.table.ticks])
 
     @cached_property
     def tick_slots(self) -> np.ndarray:

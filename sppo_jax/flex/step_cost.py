@@ -34,14 +34,14 @@ def tick_costs(cells: Cells, shape: WindowShape) -> np.ndarray:
     far = _per_tick(np.where(cells.far, cells.top, 0), shape)
     level = _per_tick(cells.level, shape)
     costs = np.zeros(len(near), np.int64)
-    for kind in "FBH":
-        weights = shape.weights.of(kind)
+    for op in "FBH":
+        weights = shape.weights.of(op)
         sent, exchange = np.array(weights.sent, np.int64), np.array(weights.stream, np.int64)
         stream = _per_tick(np.where(cells.far, exchange, 0), shape)
         fixed, slot = (np.where(shape.tick_ends, cost, 0) for cost in weights.ends)
         fixed, slot = weights.fixed + fixed, weights.slot + slot + sent[level]
         cost = fixed + slot * shape.tick_slots + weights.pair * (near + far) + stream
-        costs = np.where(shape.kinds == kind, cost, costs)
+        costs = np.where(shape.ops == op, cost, costs)
     return costs
 
 

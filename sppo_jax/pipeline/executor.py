@@ -66,7 +66,7 @@ class Executor(Run):
     def tick(self, tick: TickOnDevice, state: State) -> State:
         """Runs one tick. Profiles show operations under the tick's name."""
         spec = tick.spec
-        with jax.named_scope(TICK_NAMES[spec.kind] + ("" if spec.has_ends or spec.embeds else WITHOUT_ENDS)):
+        with jax.named_scope(TICK_NAMES[spec.op] + ("" if spec.has_ends or spec.embeds else WITHOUT_ENDS)):
             state = changed(state, lambda _, part: part.before(self, tick))
             coming = {name: part.start(self, tick, state) for name, part in mechanisms_of(state).items()}
             if not spec.is_compute:
@@ -80,7 +80,7 @@ class Executor(Run):
         if self.train and self.plan.schedule.interleave > 1 and self.keeps_order:
             # Otherwise XLA slices the weights of several ticks at once and holds the slices until the last tick.
             tick = tick.later(tick.begun(), _OF_WEIGHTS)
-        if tick.spec.kind == "B":
+        if tick.spec.op == "B":
             return self._backward_tick(tick, state, coming)
         return self._forward_tick(tick.later(state.order, _WRITTEN) if self.train else tick, state, coming)
 

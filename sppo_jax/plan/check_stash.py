@@ -93,5 +93,5 @@ def _check_parts_ticks(first: int, schedule: SchedulePlan, table: Table) -> None
             raise ValueError(
                 f"stash.attention_from={first} must part the ticks of the schedule into those that stash attention "
                 f"outputs and those that do not, got {schedule.label}, where chunks on both sides share "
-                f"buffers (a {tick.kind} tick); use schedule.name=breadth-first or sppo, or attention_from=0"
+                f"buffers (a {tick.op} tick); use schedule.name=breadth-first or sppo, or attention_from=0"
             )

@@ -47,7 +47,7 @@ class ExpertWork:
         pairs = tokens * self.chosen
         return num_tiles(pairs, self.count) * tile_sizes(pairs, self.count)[0] if self.is_tiled else pairs
 
-    def moved_bytes(self, kind: str, tokens: int, compute_bytes: int) -> float:
+    def moved_bytes(self, op: str, tokens: int, compute_bytes: int) -> float:
         """Returns the bytes that a unit moves in device memory for the experts of a layer.
 
         Tokens are gathered to rows and scattered back, each product is written and read, and the arrays of each tile's
@@ -56,18 +56,18 @@ class ExpertWork:
         its arrays and its sums come to the cache once.
 
         Args:
-            kind: "F" or "B".
+            op: "F" or "B".
             tokens: of the tick on one device.
             compute_bytes: bytes of an activation.
         """
         pairs = tokens * self.chosen
         tiles = num_tiles(pairs, self.count) if self.is_tiled else 0
-        hidden, size, times = (_OF_TILES if self.is_tiled else _RAGGED)[kind]
+        hidden, size, times = (_OF_TILES if self.is_tiled else _RAGGED)[op]
         of_rows = self.rows(tokens) * (hidden * self.hidden + size * self.size)
         of_arrays = (times * tiles + self.count) * self._matrices
         # The sum over the pairs of a token reads a row of each.
         of_tokens = (pairs + tokens) * self.hidden if self.is_tiled else 0
-        of_sums = 4 * self.sums_bytes(_FLOAT32) if kind == "B" else 0
+        of_sums = 4 * self.sums_bytes(_FLOAT32) if op == "B" else 0
         return compute_bytes * (of_rows + of_arrays + of_tokens) + of_sums
 
     def forward_bytes(self, tokens: int, compute_bytes: int) -> int:

@@ -38,15 +38,15 @@ class StateWork(NamedTuple):
     sent: float
     sent_sums: float
 
-    def token_s(self, kind: str, seq: int, flops_s: float) -> float:
+    def token_s(self, op: str, seq: int, flops_s: float) -> float:
         """Returns the seconds of a token of a device in a layer; arguments as `CostModel.seconds`."""
         forward = self.flops / (STATE_RATE * flops_s) + self.share * seq * STATE_STEP_S / STATE_STEP_TOKENS
-        return {"F": 1.0, "B": _BACKWARD, "H": 0.0}[kind] * forward
+        return {"F": 1.0, "B": _BACKWARD, "H": 0.0}[op] * forward
 
-    def sent_bytes(self, kind: str, seq: int, compute_bytes: int, sum_bytes: int) -> float:
+    def sent_bytes(self, op: str, seq: int, compute_bytes: int, sum_bytes: int) -> float:
         """Returns the bytes that a token of a device sends in a layer: in a backward all goes both ways."""
         forward = self.sent * compute_bytes + self.sent_sums * sum_bytes
-        return {"F": 1.0, "B": 2.0, "H": 0.0}[kind] * (seq - 1) / seq * forward
+        return {"F": 1.0, "B": 2.0, "H": 0.0}[op] * (seq - 1) / seq * forward
 
 
 def state_work(model: ModelConfig, seq: int) -> StateWork | None:

@@ -35,9 +35,9 @@ def host_rows(table: Table, class_of_tick: Sequence[Class | None]) -> dict[int, 
     spans: dict[Class, dict[Hashable, tuple[int, int]]] = {}
     for index, tick in enumerate(table.ticks):
         made = class_of_tick[index]
-        if tick.kind == "F" and made is not None:
+        if tick.op == "F" and made is not None:
             unit = next(unit for unit in tick.units if unit is not None)
-            spans.setdefault(made, {})[index] = (index, ticks[unit._replace(kind="B")])
+            spans.setdefault(made, {})[index] = (index, ticks[unit._replace(op="B")])
     rows: dict[int, int] = {}
     for of_class in spans.values():
         for forward, row in color_intervals(of_class)[1].items():
@@ -71,4 +71,4 @@ def refetching_tick(table: Table, backward: int) -> int:
     to the host, and two copies of one buffer are not under way at once.
     """
     before = next(index for index in range(backward - 1, -1, -1) if table.ticks[index].is_compute)
-    return backward - 1 if table.ticks[before].kind == "F" else before
+    return backward - 1 if table.ticks[before].op == "F" else before

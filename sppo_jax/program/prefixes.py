@@ -66,7 +66,7 @@ class PrefixRows:
         if not self.stash.train or self.kv not in ("rebuild", "host"):
             return found
         for index, tick in enumerate(self.table.ticks):
-            units = [rebuilt_unit(unit, self.table) for unit in tick.units] if tick.kind == "B" else []
+            units = [rebuilt_unit(unit, self.table) for unit in tick.units] if tick.op == "B" else []
             sources = {self.table.unit_ticks[unit] for unit in units if unit is not None}
             if sources:
                 (found[index],) = sources
@@ -110,7 +110,7 @@ class PrefixRows:
         # An idle stage writes behind the sequence, where there is space for it.
         rows["prefixes.again_start"][:] = sum(table.chunk_lengths)
         for index, tick in enumerate(table.ticks):
-            of_pass = slots.backward if tick.kind == "B" else slots.forward
+            of_pass = slots.backward if tick.op == "B" else slots.forward
             for stage, unit in enumerate(tick.units):
                 if unit is not None and tick.is_compute:
                     key = unit.sequence, unit.virtual_stage
@@ -132,7 +132,7 @@ class PrefixRows:
             "length": self.table.chunk_lengths[unit.chunk],
             "group": unit.virtual_stage // self.table.num_stages,
             # The weights that the backward of this group will find.
-            "weights_slot": self.weights.slot(unit._replace(kind="B")),
+            "weights_slot": self.weights.slot(unit._replace(op="B")),
             "prefixes_slot": self._slots.backward[unit.sequence, unit.virtual_stage],
             "stash_slot": self.stash.slot(source, stage, unit),
         }
@@ -142,4 +142,4 @@ def rebuilt_unit(unit: Unit | None, table: Table) -> Unit | None:
     """Returns the forward whose keys and values are made again in the tick of a backward."""
     if unit is None or unit.virtual_stage < table.num_stages:
         return None
-    return unit._replace(kind="F", virtual_stage=unit.virtual_stage - table.num_stages)
+    return unit._replace(op="F", virtual_stage=unit.virtual_stage - table.num_stages)

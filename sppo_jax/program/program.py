@@ -57,7 +57,7 @@ class TickSpec:
     """The static shape of a tick.
 
     Args:
-        kind: "F", "B" or "H".
+        op: "F", "B" or "H".
         tokens: of the tick on one device, padding included.
         passes: what travels on the ring.
         embeds: whether it looks up embeddings (F), or adds to the embedding's gradient (B).
@@ -66,7 +66,7 @@ class TickSpec:
         weights, stash, prefixes, waiting: what it does of each mechanism.
     """
 
-    kind: str
+    op: str
     tokens: int
     passes: RingPasses = RingPasses()
     embeds: bool = True
@@ -79,7 +79,7 @@ class TickSpec:
     @property
     def is_compute(self) -> bool:
         """Whether each stage computes a unit of its own, on its own layers."""
-        return self.kind != "H"
+        return self.op != "H"
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def lower(
         rows |= mechanism.rows()
     rows |= pattern_rows(rows, patterns or [0] * table.num_groups)
     if not train:
-        chosen = [index for index, tick in enumerate(table.ticks) if tick.kind != "B"]
+        chosen = [index for index, tick in enumerate(table.ticks) if tick.op != "B"]
         specs, rows = [specs[i] for i in chosen], {name: value[chosen] for name, value in rows.items()}
     return Program(
         items=with_short_loops(fold(specs), rows),
@@ -172,20 +172,20 @@ def _specs(table: Table, ring: Ring, seq: int, mechanisms: Mechanisms) -> list[T
     for tick, shape, parts in zip(table.ticks, table.tick_shapes, of_mechanisms, strict=True):
         named, tokens = dict(zip(Mechanisms._fields, parts, strict=True)), shape.tokens // seq
         if not tick.is_compute:
-            specs.append(TickSpec(tick.kind, tokens, **named))
+            specs.append(TickSpec(tick.op, tokens, **named))
             continue
         embeds = has_ends = shape.has_ends
         if mechanisms.weights.place == "gathered":
             met = {unit.virtual_stage for unit in tick.units if unit is not None}
-            embeds, has_ends = 0 in met, (0 if tick.kind == "F" else table.num_virtual_stages - 1) in met
-        passes = _performed(ring.passes(tokens, shape.reach), tick.kind, named["stash"], runs_again)
-        specs.append(TickSpec(tick.kind, tokens, passes, embeds, has_ends, **named))
+            embeds, has_ends = 0 in met, (0 if tick.op == "F" else table.num_virtual_stages - 1) in met
+        passes = _performed(ring.passes(tokens, shape.reach), tick.op, named["stash"], runs_again)
+        specs.append(TickSpec(tick.op, tokens, passes, embeds, has_ends, **named))
     return specs
 
 
-def _performed(passes: RingPasses, kind: str, stash: StashSpec, runs_again: bool) -> RingPasses:
+def _performed(passes: RingPasses, op: str, stash: StashSpec, runs_again: bool) -> RingPasses:
     """Keeps only what a tick performs, so that ticks that differ in nothing else share a body."""
     again = runs_again or stash.attends or (stash.own is not None and stash.own.recomputes)
-    forward = passes.forward if kind == "F" or again else RingPasses.forward
-    backward = passes.backward if kind == "B" else RingPasses.backward
+    forward = passes.forward if op == "F" or again else RingPasses.forward
+    backward = passes.backward if op == "B" else RingPasses.backward
     return RingPasses(forward, backward, passes.bound if "kv" in (forward, backward) else 0)

@@ -38,7 +38,7 @@ class ShareTransfers(NamedTuple):
 def share_transfers(table: Table, turns: Turns) -> ShareTransfers:
     """Returns the transfers of a training step whose sequences are one wave."""
     compute = [index for index, tick in enumerate(table.ticks) if tick.is_compute]
-    backward = [index for index in compute if table.ticks[index].kind == "B"]
+    backward = [index for index in compute if table.ticks[index].op == "B"]
     num_parts = _num_parts(turns, backward)
     fetches: dict[int, Part] = {}
     come: dict[int, int] = {}

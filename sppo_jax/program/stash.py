@@ -278,7 +278,7 @@ class StashRows:
             if made is None or not made.uses_host:
                 continue
             # A stash that is written is read, and one that is read was written: there are neighbours.
-            if self.table.ticks[index].kind == "F":
+            if self.table.ticks[index].op == "F":
                 writes[compute[place + 1]] = index
             elif made.returns:
                 fetches[compute[place - 1]] = index
@@ -325,7 +325,7 @@ class StashRows:
         mixed = {of for of, is_short in zip(self.of_tick, self._is_short, strict=True) if is_short}
         writes, fetches = ({at: self.of_tick[other] for at, other in copies.items()} for copies in self._copies)
         return [
-            StashSpec(own, writes.get(index), fetches.get(index), tick.kind == "B" and own in mixed)
+            StashSpec(own, writes.get(index), fetches.get(index), tick.op == "B" and own in mixed)
             for index, (tick, own) in enumerate(zip(self.table.ticks, self.of_tick, strict=True))
         ]
 

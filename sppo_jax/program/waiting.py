@@ -22,7 +22,7 @@ class WaitingSpec(NamedTuple):
     """What a tick does with the waiting room on the host.
 
     Args:
-        put: the kind of the compute tick before, if what came in it is written there; else None.
+        put: the op of the compute tick before, if what came in it is written there; else None.
         take: whether a chunk is fetched from there.
         waited: whether the compute tick before has fetched the input of some unit of this tick from there.
     """
@@ -71,7 +71,7 @@ class Waiting:
             puts, takes = tick.is_compute and index in self.room.puts, tick.is_compute and index in self.room.takes
             found.append(WaitingSpec(before if puts else None, takes, waited))
             if tick.is_compute:
-                before, waited = tick.kind, takes
+                before, waited = tick.op, takes
         return found
 
     def rows(self) -> Rows:
@@ -81,7 +81,7 @@ class Waiting:
         for unit, (came, used) in table.waits.items():
             at = table.waits_at(unit)
             # A head runs on all stages.
-            stages = slice(None) if unit.kind == "H" and not self.on_host else at
+            stages = slice(None) if unit.op == "H" and not self.on_host else at
             rows["waiting.waits"][used, stages] = 1
             if not self.on_host:
                 rows["waiting.slot"][used, stages] = self._slots[1][unit]

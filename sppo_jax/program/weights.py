@@ -99,11 +99,8 @@ class WeightTurns:
         if self.place == "resident":
             return [WeightsSpec()] * len(self.table.ticks)
         streams = self.train and self.optimizer == "host"
-        spec = {
-            kind: WeightsSpec(gathers=kind != "H", scatters=kind == "B", streams=streams and kind != "H")
-            for kind in "FBH"
-        }
-        return [spec[tick.kind] for tick in self.table.ticks]
+        spec = {op: WeightsSpec(gathers=op != "H", scatters=op == "B", streams=streams and op != "H") for op in "FBH"}
+        return [spec[tick.op] for tick in self.table.ticks]
 
     def rows(self) -> Rows:
         """Returns the numbers of all ticks; see `FIELDS`."""

@@ -7,13 +7,13 @@ next group of layers, or for its head.
 from collections import Counter
 
 from sppo_jax import rules
-from sppo_jax.schedule.table import KINDS, Table, Tick, Unit
+from sppo_jax.schedule.table import OPS, Table, Tick, Unit
 
 
 def check(table: Table) -> None:
     """Checks that every unit runs once, in its place, after what it needs, and that carries arrive in time.
 
-    A stage hands its output to the next one in a single register which the next tick of the same kind
+    A stage hands its output to the next one in a single register which the next tick of the same op
     overwrites. So within a group of layers a chunk moves on by exactly one virtual stage in each forward tick, and back
     by one in each backward tick. Between two groups it may wait.
 
@@ -42,8 +42,8 @@ def _check_sizes(table: Table) -> None:
 
 
 def _check_tick(table: Table, index: int, tick: Tick) -> None:
-    if tick.kind not in KINDS:
-        raise ValueError(f"the kind of a tick must be F, B or H, got {tick.kind!r} in tick {index}")
+    if tick.op not in OPS:
+        raise ValueError(f"the op of a tick must be F, B or H, got {tick.op!r} in tick {index}")
     if len(tick.units) != table.num_stages:
         raise ValueError(
             f"a tick must have one entry for each of the {table.num_stages} stages, got {len(tick.units)} in tick "
@@ -54,7 +54,7 @@ def _check_tick(table: Table, index: int, tick: Tick) -> None:
     for stage, unit in enumerate(tick.units):
         if unit is not None:
             _check_unit(table, index, tick, stage, unit)
-    if tick.kind == "H" and len(set(tick.units)) != 1:
+    if tick.op == "H" and len(set(tick.units)) != 1:
         raise ValueError(
             f"all stages must have the same entry in an H tick, for they compute a head together, got in tick {index} "
             f"{', '.join(str(unit) if unit else 'idle' for unit in tick.units)}"
@@ -63,8 +63,8 @@ def _check_tick(table: Table, index: int, tick: Tick) -> None:
 
 def _check_unit(table: Table, index: int, tick: Tick, stage: int, unit: Unit) -> None:
     where = f"in tick {index} at stage {stage}"
-    if unit.kind != tick.kind:
-        raise ValueError(f"all units of a tick must be of one kind, got {unit} {where}, a tick of kind {tick.kind}")
+    if unit.op != tick.op:
+        raise ValueError(f"all units of a tick must be of one op, got {unit} {where}, a tick of op {tick.op}")
     if not (
         0 <= unit.sequence < table.num_sequences
         and 0 <= unit.chunk < table.num_chunks
@@ -74,7 +74,7 @@ def _check_unit(table: Table, index: int, tick: Tick, stage: int, unit: Unit) ->
             f"a unit must be of one of {table.num_sequences} sequences, {table.num_chunks} chunks and "
             f"{table.num_virtual_stages} virtual stages, counted from 0, got {unit} {where}"
         )
-    if unit.kind == "H":
+    if unit.op == "H":
         if unit.virtual_stage != table.num_virtual_stages - 1:
             last = table.num_virtual_stages - 1
             raise ValueError(f"an H unit must be of the last virtual stage, {last}, got {unit} {where}")
@@ -91,7 +91,7 @@ def _check_every_unit_once(table: Table) -> None:
     last = table.num_virtual_stages - 1
     for sequence in range(table.num_sequences):
         for chunk in range(table.num_chunks):
-            wanted = [Unit(kind, sequence, chunk, vs) for kind in "FB" for vs in range(last + 1)]
+            wanted = [Unit(op, sequence, chunk, vs) for op in "FB" for vs in range(last + 1)]
             wanted.append(Unit("H", sequence, chunk, last))
             for unit in wanted:
                 if counts[unit] != 1:
@@ -101,13 +101,13 @@ def _check_every_unit_once(table: Table) -> None:
                     )
 
 
-def _positions(table: Table, kind: str) -> tuple[dict[Unit, int], dict[Unit, int]]:
-    """Returns, for the units of one kind, the index of their tick among its kind and among all ticks."""
+def _positions(table: Table, op: str) -> tuple[dict[Unit, int], dict[Unit, int]]:
+    """Returns, for the units of one op, the index of their tick among its op and among all ticks."""
     ordinal: dict[Unit, int] = {}
     absolute: dict[Unit, int] = {}
     number = 0
     for index, tick in enumerate(table.ticks):
-        if tick.kind != kind:
+        if tick.op != op:
             continue
         for unit in tick.units:
             if unit is not None:
@@ -121,7 +121,7 @@ def _check_chain(ordinal: dict[Unit, int], absolute: dict[Unit, int], table: Tab
         _check_after(absolute, table, unit, before, absolute[before])
     elif ordinal[unit] != ordinal[before] + 1:
         raise ValueError(
-            f"{unit} must run in the {unit.kind} tick right after that of {before} (tick {absolute[before]}), "
+            f"{unit} must run in the {unit.op} tick right after that of {before} (tick {absolute[before]}), "
             f"got tick {absolute[unit]} at stage {unit.virtual_stage % table.num_stages}"
         )
 

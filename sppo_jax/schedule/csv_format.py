@@ -61,8 +61,8 @@ def from_csv(text: str) -> Table:
 def _cell(unit: Unit | None) -> str:
     if unit is None:
         return ""
-    text = f"{unit.kind}{unit.sequence}.{unit.chunk}"
-    return text if unit.kind == "H" else f"{text}.{unit.virtual_stage}"
+    text = f"{unit.op}{unit.sequence}.{unit.chunk}"
+    return text if unit.op == "H" else f"{text}.{unit.virtual_stage}"
 
 
 def _read_header(line: str) -> dict[str, str]:
@@ -90,16 +90,16 @@ def _read_cell(cell: str, stage: int, last: int) -> Unit | None:
         raise ValueError(
             f"a cell of a schedule CSV must be empty or like F0.3.1, B0.3.1 or H0.3, got {cell!r} at stage {stage}"
         )
-    kind, sequence, chunk, virtual_stage, head, head_sequence, head_chunk = match.groups()
+    op, sequence, chunk, virtual_stage, head, head_sequence, head_chunk = match.groups()
     if head:
         return Unit("H", int(head_sequence), int(head_chunk), last)
-    return Unit(kind, int(sequence), int(chunk), int(virtual_stage))
+    return Unit(op, int(sequence), int(chunk), int(virtual_stage))
 
 
 def _tick(index: int, units: tuple[Unit | None, ...]) -> Tick:
-    kinds = sorted({unit.kind for unit in units if unit is not None})
-    if len(kinds) != 1:
+    ops = sorted({unit.op for unit in units if unit is not None})
+    if len(ops) != 1:
         raise ValueError(
-            f"a tick of a schedule CSV must hold units of one kind, got {', '.join(kinds) or 'no unit'} in tick {index}"
+            f"a tick of a schedule CSV must hold units of one op, got {', '.join(ops) or 'no unit'} in tick {index}"
         )
-    return Tick(kinds[0], units)
+    return Tick(ops[0], units)

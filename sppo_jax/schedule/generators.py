@@ -115,7 +115,7 @@ def seq1f1b(num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], n
     Forward ticks run until the first sequence has left the last virtual stage, since its last chunk is the
     first to go backward. Then one backward tick and one forward tick take turns, and when no forward tick is
     left the backward ticks finish. With P stages, N chunks and M sequences, one group, this takes N M + P - 1
-    ticks of each kind, and stage s holds at most min(N + 2 (P - 1 - s), N M) chunks.
+    ticks of each op, and stage s holds at most min(N + 2 (P - 1 - s), N M) chunks.
 
     Args:
         num_stages: pipeline stages.

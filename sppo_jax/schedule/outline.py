@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Round:
-    """What a stream of ticks of one kind repeats once every stage is busy.
+    """What a stream of ticks of one op repeats once every stage is busy.
 
     The first P - 1 ticks fill the pipeline. From then on a stage computes in each tick, until no chunk is left to enter
     stage 0; the units of a tick are those of the tick one round before, for later sequences.
@@ -110,7 +110,7 @@ def _rounds_within(name: str, table: Table, round_ticks: int) -> list[tuple[int,
     fill = table.num_stages - 1
     found = []
     # Where forward and backward ticks take turns, a backward tick is the first of the two.
-    for kind in "FB" if name == "gpipe" else "B":
-        of_kind = [index for index, tick in enumerate(table.ticks) if tick.kind == kind]
-        found.append((of_kind[fill], [*of_kind, len(table.ticks)][fill + round_ticks]))
+    for op in "FB" if name == "gpipe" else "B":
+        of_op = [index for index, tick in enumerate(table.ticks) if tick.op == op]
+        found.append((of_op[fill], [*of_op, len(table.ticks)][fill + round_ticks]))
     return found

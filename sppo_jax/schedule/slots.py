@@ -52,7 +52,7 @@ def sequence_slots(table: Table) -> tuple[int, dict[tuple[int, int], int]]:
     ticks = table.unit_ticks
     spans: dict[int, dict[Hashable, tuple[int, int]]] = {stage: {} for stage in range(table.num_stages)}
     for unit, tick in ticks.items():
-        if unit.kind == "H":
+        if unit.op == "H":
             continue
         stage = unit.virtual_stage % table.num_stages
         start, end = spans[stage].get((stage, unit.sequence), (tick, tick))
@@ -104,7 +104,7 @@ def prefix_slots(table: Table, kv: str, *, train: bool = True) -> PrefixSlots:
             kv_spans[stage]["F", key] = first, end
             kv_spans[stage]["B", key] = begin if kv == "recompute" else ticks[behind], done
     (num_kv, slots), (num_grads, grads) = color_stages(kv_spans), color_stages(grad_spans)
-    forward, backward = ({key: slot for (passes, key), slot in slots.items() if kind in passes} for kind in "FB")
+    forward, backward = ({key: slot for (passes, key), slot in slots.items() if op in passes} for op in "FB")
     return PrefixSlots(num_kv, num_grads, forward, backward, grads)
 
 
@@ -118,7 +118,7 @@ def head_slots(table: Table) -> tuple[int, dict[tuple[int, int], int]]:
     spans: dict[Hashable, tuple[int, int]] = {
         (unit.sequence, unit.chunk): (tick, ticks[Unit("B", unit.sequence, unit.chunk, unit.virtual_stage)])
         for unit, tick in ticks.items()
-        if unit.kind == "H"
+        if unit.op == "H"
     }
     return color_intervals(spans)
 
@@ -144,7 +144,7 @@ def _stays(table: Table) -> list[tuple[Unit, Stay]]:
     ticks = table.unit_ticks
     stays = []
     for unit, tick in ticks.items():
-        if unit.kind == "F":
+        if unit.op == "F":
             _, sequence, chunk, virtual_stage = unit
             end = ticks[Unit("B", sequence, chunk, virtual_stage)]
             stays.append((unit, ((virtual_stage % table.num_stages, sequence, chunk, virtual_stage), (tick, end))))

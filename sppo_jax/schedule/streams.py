@@ -41,9 +41,9 @@ def backward_ticks(
     return _stream("B", num_stages, num_groups, order, travelling or num_stages)
 
 
-def _stream(kind: str, num_stages: int, num_groups: int, order: list[tuple[int, int]], travelling: int) -> list[Tick]:
+def _stream(op: str, num_stages: int, num_groups: int, order: list[tuple[int, int]], travelling: int) -> list[Tick]:
     last = num_stages * num_groups - 1
-    virtual_stages = range(last + 1) if kind == "F" else range(last, -1, -1)
+    virtual_stages = range(last + 1) if op == "F" else range(last, -1, -1)
     places = [
         (number // num_stages * travelling + number % num_stages, virtual_stage % num_stages)
         for number, virtual_stage in enumerate(virtual_stages)
@@ -51,10 +51,10 @@ def _stream(kind: str, num_stages: int, num_groups: int, order: list[tuple[int, 
     starts = [number // travelling * travelling * num_groups + number % travelling for number in range(len(order))]
     rows: list[list[Unit | None]] = [[None] * num_stages for _ in range(starts[-1] + places[-1][0] + 1)]
     for start, (sequence, chunk) in zip(starts, order, strict=True):
-        units = [Unit(kind, sequence, chunk, virtual_stage) for virtual_stage in virtual_stages]
+        units = [Unit(op, sequence, chunk, virtual_stage) for virtual_stage in virtual_stages]
         for unit, (step, stage) in zip(units, places, strict=True):
             rows[start + step][stage] = unit
-    return [Tick(kind, tuple(row)) for row in rows]
+    return [Tick(op, tuple(row)) for row in rows]
 
 
 def with_head(tick: Tick, num_groups: int) -> list[Tick]:

@@ -17,9 +17,9 @@ from sppo_jax.rules import BREADTH_FIRST
 from sppo_jax.schedule.peaks import Change, Repeat, peak, peaks
 from sppo_jax.schedule.shapes import rounded_up
 
-# Kinds of units: forward, backward, and head. All stages compute the units of SHARED_KINDS together.
-KINDS = ("F", "B", "H")
-SHARED_KINDS = ("H",)
+# What a unit computes: forward, backward, and head. All stages compute the units of SHARED_OPS together.
+OPS = ("F", "B", "H")
+SHARED_OPS = ("H",)
 # The schedule in which all chunks of a wave pass a group of layers before any of them passes the next.
 # Compute ticks that must lie between writing a stash and reading it back, so that compute overlaps the copies.
 MIN_HOST_GAP = 3
@@ -30,33 +30,33 @@ class Unit(NamedTuple):
     """One piece of work: forward (F), backward (B) or head (H) of one chunk on one virtual stage.
 
     Args:
-        kind: "F", "B" or "H". An H unit is computed by all stages together.
+        op: "F", "B" or "H". An H unit is computed by all stages together.
         sequence: number of the sequence inside its pipeline.
         chunk: number of the chunk inside its sequence.
         virtual_stage: number of the group of layers, in the order in which a chunk meets them; an H unit
             carries the last one.
     """
 
-    kind: str
+    op: str
     sequence: int
     chunk: int
     virtual_stage: int
 
     def __str__(self) -> str:
-        return f"{self.kind}({self.sequence},{self.chunk},{self.virtual_stage})"
+        return f"{self.op}({self.sequence},{self.chunk},{self.virtual_stage})"
 
 
 @dataclass(frozen=True)
 class Tick:
-    """One lock-step tick: a kind and, for each stage, a unit of that kind or None where the stage idles."""
+    """One lock-step tick: an op and, for each stage, a unit of that op or None where the stage idles."""
 
-    kind: str
+    op: str
     units: tuple[Unit | None, ...]
 
     @property
     def is_compute(self) -> bool:
         """Whether each stage computes a unit of its own, on its own layers."""
-        return self.kind not in SHARED_KINDS
+        return self.op not in SHARED_OPS
 
 
 class TickShape(NamedTuple):
@@ -186,7 +186,7 @@ class Table:
         """
         first: dict[int, int] = {}
         diagonals: dict[tuple[int, int, int], int] = {}
-        for number, tick in enumerate(tick for tick in self.ticks if tick.kind == "F"):
+        for number, tick in enumerate(tick for tick in self.ticks if tick.op == "F"):
             for unit in tick.units:
                 if unit is not None:
                     # Counted from each sequence's own first, the diagonals of a wave would all share ticks.
@@ -231,7 +231,7 @@ class Table:
         gaps = [len(compute)] * (max(bundles) + 1)
         for number, tick in enumerate(compute):
             keys = [unit[1:] for unit in tick.units if unit is not None]
-            if tick.kind == "F":
+            if tick.op == "F":
                 forward.update(dict.fromkeys(keys, number))
                 continue
             # All units of a tick are in one bundle.
@@ -333,26 +333,26 @@ class Table:
     def waits(self) -> dict[Unit, tuple[int, int]]:
         """Returns, for each unit whose input waits, the ticks in which the input comes and is used.
 
-        An input is in the register until the next tick of the kind that it comes from is over.
+        An input is in the register until the next tick of the op that it comes from is over.
         """
-        before: dict[str, list[int]] = {"F": [], "B": []}  # of each tick the ticks of a kind before it
+        before: dict[str, list[int]] = {"F": [], "B": []}  # of each tick the ticks of an op before it
         for tick in self.ticks:
-            for kind, numbers in before.items():
-                numbers.append((numbers[-1] if numbers else 0) + (tick.kind == kind))
+            for op, numbers in before.items():
+                numbers.append((numbers[-1] if numbers else 0) + (tick.op == op))
         found: dict[Unit, tuple[int, int]] = {}
         unit_ticks = self.unit_ticks
         for unit, index in unit_ticks.items():
-            kind, sequence, chunk, virtual_stage = unit
+            op, sequence, chunk, virtual_stage = unit
             # The unit whose output is the input; none of this name for the first.
-            of_kind, step = {"F": ("F", -1), "B": ("B", 1), "H": ("F", 0)}[kind]
-            came = unit_ticks.get((of_kind, sequence, chunk, virtual_stage + step), index)  # type: ignore[call-overload]
-            if came != index and before[of_kind][index - 1] != before[of_kind][came]:
+            of_op, step = {"F": ("F", -1), "B": ("B", 1), "H": ("F", 0)}[op]
+            came = unit_ticks.get((of_op, sequence, chunk, virtual_stage + step), index)  # type: ignore[call-overload]
+            if came != index and before[of_op][index - 1] != before[of_op][came]:
                 found[unit] = came, index
         return found
 
     def waits_at(self, unit: Unit) -> int:
         """Returns the stage where the input of a unit waits; the last stage's output has travelled on to the first."""
-        return 0 if unit.kind == "H" else unit.virtual_stage % self.num_stages
+        return 0 if unit.op == "H" else unit.virtual_stage % self.num_stages
 
     @property_of_ticks
     def waiting_peak(self) -> int:
@@ -371,8 +371,8 @@ class Table:
         changes: list[list[Change]] = [[] for _ in range(self.num_stages)]
         for index, tick in enumerate(self.ticks):
             for stage, unit in enumerate(tick.units):
-                if unit is not None and unit.chunk == 0 and unit.virtual_stage == stage and unit.kind != "H":
-                    changes[stage].append((index, 1 if unit.kind == "F" else -1))
+                if unit is not None and unit.chunk == 0 and unit.virtual_stage == stage and unit.op != "H":
+                    changes[stage].append((index, 1 if unit.op == "F" else -1))
         return max(peak(of_stage, self.repeats) for of_stage in changes)
 
     @property_of_ticks
@@ -387,7 +387,7 @@ class Table:
                 if unit is not None and unit[2] in ends and tick.is_compute:
                     for of_stage, change in zip(changes, self._prefix_changes(unit), strict=True):
                         of_stage[stage] += [(index, one) for one in change]
-        kept, rebuilt, grads = (max(peak(one, self.repeats) for one in of_kind) for of_kind in changes)
+        kept, rebuilt, grads = (max(peak(one, self.repeats) for one in of_op) for of_op in changes)
         return PrefixPeaks(kept, rebuilt, grads if self.passes_groups_in_turn else kept)
 
     def _prefix_changes(self, unit: Unit) -> tuple[list[int], list[int], list[int]]:
@@ -395,7 +395,7 @@ class Table:
         begins, ends = unit.chunk == 0, unit.chunk == self.num_chunks - 1
         own_tick = [1, -1] if begins and ends else []
         is_last = unit.virtual_stage // self.num_stages == self.num_groups - 1
-        if unit.kind == "F":
+        if unit.op == "F":
             return [1] * begins, own_tick or [1] * begins + [-1] * (ends and not is_last), []
         # The first backward of a group begins to rebuild the group before.
         rebuilds = ends and unit.virtual_stage >= self.num_stages
@@ -413,8 +413,8 @@ class Table:
         changes = []
         for index, tick in enumerate(self.ticks):
             unit = tick.units[-1]
-            if unit is not None and unit.kind != "F" and unit.virtual_stage == last:
-                changes.append((index, 1 if unit.kind == "H" else -1))
+            if unit is not None and unit.op != "F" and unit.virtual_stage == last:
+                changes.append((index, 1 if unit.op == "H" else -1))
         return peak(changes, self.repeats)
 
     @property_of_ticks
@@ -479,7 +479,7 @@ class Table:
     @property_of_ticks
     def forwards_before_backwards(self) -> np.ndarray:
         """Returns the bundle of each forward tick before the first backward one."""
-        first = next((index for index, tick in enumerate(self.ticks) if tick.kind == "B"), len(self.ticks))
+        first = next((index for index, tick in enumerate(self.ticks) if tick.op == "B"), len(self.ticks))
         bundles_T = self._bundles[:first]
         return bundles_T[bundles_T >= 0]
 
@@ -487,7 +487,7 @@ class Table:
     def _stash_changes(self) -> np.ndarray:
         """Returns by how many stashes each tick changes what each stage holds, from F to B; none behind the last."""
         sign = {"F": 1, "B": -1}
-        changes = [[sign.get(tick.kind, 0) * (unit is not None) for unit in tick.units] for tick in self.ticks]
+        changes = [[sign.get(tick.op, 0) * (unit is not None) for unit in tick.units] for tick in self.ticks]
         return np.array([*changes, [0] * self.num_stages])
 
     @property_of_ticks
@@ -505,10 +505,10 @@ class Table:
         """Returns whether a forward comes after a backward, be it in the next round."""
         return self._comes_among_backwards("F")
 
-    def _comes_among_backwards(self, kind: str) -> bool:
-        kinds = [tick.kind for tick in self.ticks]
-        rounds = any({"B", kind} <= set(kinds[repeat.start : repeat.stop]) for repeat in self.repeats)
-        return rounds or ("B" in kinds and kind in kinds[kinds.index("B") :])
+    def _comes_among_backwards(self, op: str) -> bool:
+        ops = [tick.op for tick in self.ticks]
+        rounds = any({"B", op} <= set(ops[repeat.start : repeat.stop]) for repeat in self.repeats)
+        return rounds or ("B" in ops and op in ops[ops.index("B") :])
 
 
 @lru_cache(maxsize=1024)

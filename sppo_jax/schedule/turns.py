@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sppo_jax.schedule.slots import color_intervals
 from sppo_jax.schedule.table import Table, Unit
 
-# A kind of pass ("F" or "B"), a wave and a group of layers.
+# An op ("F" or "B"), a wave and a group of layers.
 Pass = tuple[str, int, int]
 Span = tuple[int, int]
 
@@ -53,9 +53,9 @@ def turns_of(table: Table, kv: str, *, train: bool = True) -> Turns:
     """
     passes = _passes(table, train=train)
     needed = dict(passes)
-    for kind, wave, group in passes:
-        if kind == "B" and kv == "rebuild" and group + 1 < table.num_groups:
-            needed[kind, wave, group] = passes[kind, wave, group + 1][0], passes[kind, wave, group][1]
+    for op, wave, group in passes:
+        if op == "B" and kv == "rebuild" and group + 1 < table.num_groups:
+            needed[op, wave, group] = passes[op, wave, group + 1][0], passes[op, wave, group][1]
     joined = _join(needed, _next_compute_ticks(table))
     num_weights, slots = color_intervals({names: span for names, span in joined})
     sums = {name: span for name, span in passes.items() if name[0] == "B"}
@@ -89,14 +89,14 @@ def collective_counts(num_groups: int, num_waves: int) -> tuple[int, int]:
 
 
 def _pass_of(unit: Unit, table: Table) -> Pass:
-    return unit.kind, unit.sequence // table.wave, unit.virtual_stage // table.num_stages
+    return unit.op, unit.sequence // table.wave, unit.virtual_stage // table.num_stages
 
 
 def _passes(table: Table, *, train: bool) -> dict[Pass, Span]:
     """Returns the first and the last tick of each pass, over all stages."""
     spans: dict[Pass, Span] = {}
     for unit, tick in table.unit_ticks.items():
-        if unit.kind == "H" or (unit.kind == "B" and not train):
+        if unit.op == "H" or (unit.op == "B" and not train):
             continue
         name = _pass_of(unit, table)
         first, last = spans.get(name, (tick, tick))

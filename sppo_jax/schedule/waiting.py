@@ -37,9 +37,9 @@ def with_late_heads(table: Table) -> Table:
     ticks: list[Tick] = []
     for tick in table.ticks:
         unit = tick.units[-1]
-        if tick.kind == "B" and unit is not None and unit.virtual_stage == last:
-            ticks.append(Tick("H", (unit._replace(kind="H"),) * table.num_stages))
-        if tick.kind != "H":
+        if tick.op == "B" and unit is not None and unit.virtual_stage == last:
+            ticks.append(Tick("H", (unit._replace(op="H"),) * table.num_stages))
+        if tick.op != "H":
             ticks.append(tick)
     return replace(table, ticks=tuple(ticks))
 
@@ -54,7 +54,7 @@ def room_ticks(table: Table) -> dict[Unit, tuple[int, int]]:
     number = {index: place for place, index in enumerate(compute)}
     found: dict[Unit, tuple[int, int]] = {}
     for unit, (came, used) in table.waits.items():
-        use = number[used if unit.kind != "H" else used + 1]  # a late head is right before a backward
+        use = number[used if unit.op != "H" else used + 1]  # a late head is right before a backward
         if use - number[came] < MIN_HOST_GAP:
             raise ValueError(_too_soon(table))
         found[unit] = compute[number[came] + 1], compute[use - 1]

@@ -56,8 +56,8 @@ def make_in_waves(
 def _relabelled(ticks: tuple[Tick, ...], wave: int, num_chunks: int) -> tuple[Tick, ...]:
     places = [divmod(chunk, wave) for chunk in range(num_chunks)]
 
-    def unit(kind: str, sequence: int, joined: int, virtual_stage: int) -> Unit:
+    def unit(op: str, sequence: int, joined: int, virtual_stage: int) -> Unit:
         chunk, place = places[joined]
-        return Unit(kind, sequence * wave + place, chunk, virtual_stage)
+        return Unit(op, sequence * wave + place, chunk, virtual_stage)
 
-    return tuple(Tick(tick.kind, tuple([one and unit(*one) for one in tick.units])) for tick in ticks)
+    return tuple(Tick(tick.op, tuple([one and unit(*one) for one in tick.units])) for tick in ticks)

@@ -118,8 +118,8 @@ def _partitions(request: Request, layout: Layout) -> Iterator[Partition]:
 def _formula_s(times: UnitTimes, partition: Partition) -> float:
     """Returns `(p - 1 + N) / N F(N)` for one sequence; with several, the pipeline fills once."""
     layout, work_s = partition.layout, 0.0
-    for kind in "FB":
-        with_ends, between = times.of_chunks(layout, _PLACES[0], kind, partition.padded_chunks)
+    for op in "FB":
+        with_ends, between = times.of_chunks(layout, _PLACES[0], op, partition.padded_chunks)
         work_s += layout.sequences * (sum(with_ends) + (layout.interleave - 1) * sum(between))
     return work_s * (1 + (layout.mesh.pipe - 1) / (partition.num_chunks * layout.sequences))
 

@@ -55,12 +55,12 @@ class Together(NamedTuple):
     """Copies of both directions that are under way together, and what they have time for.
 
     Args:
-        kind: of the tick they run in: "F", "B" or "H"; "" where the text does not say.
+        op: of the tick they run in: "F", "B" or "H"; "" where the text does not say.
         times: how often they run.
         events: their starts and ends, in order.
     """
 
-    kind: str
+    op: str
     times: float
     events: tuple[Event, ...]
 
@@ -86,13 +86,13 @@ class LoopWait(NamedTuple):
     """Writes to the host by DMA that are under way together, and for whose end a loop's predicate waits.
 
     Args:
-        kind, times: as of `Together`.
+        op, times: as of `Together`.
         copied_bytes: of one time.
         product_flops: of the matrix products between their start and their end, at least; see `Products`.
         flops_before: of the matrix products between their start and the first such loop, at least.
     """
 
-    kind: str
+    op: str
     times: float
     copied_bytes: int
     product_flops: int
@@ -138,11 +138,11 @@ class HostCopies:
             link_bytes_s, flops_s, besides_s: as of `waiting_s`.
         """
         seconds = 0.0
-        for kind, times, copied, product, before in self.loop_waits:
-            for more_s in (of_kind := besides_s.get(kind) or (0.0,)):
+        for op, times, copied, product, before in self.loop_waits:
+            for more_s in (of_op := besides_s.get(op) or (0.0,)):
                 beside_s = product / flops_s + more_s if product else 0.0
                 wait_s = loop_wait_s(copied / link_bytes_s, before / flops_s, beside_s)
-                seconds += times * wait_s / len(of_kind)
+                seconds += times * wait_s / len(of_op)
         return seconds
 
     def waiting_s(self, link_bytes_s: float, flops_s: float, besides_s: Mapping[str, Sequence[float]]) -> float:
@@ -153,14 +153,14 @@ class HostCopies:
         Args:
             link_bytes_s: of a device to its host, one way.
             flops_s: of matrix products.
-            besides_s: by the kind of a tick, for each chunk what the tick takes besides products. It counts where
+            besides_s: by the op of a tick, for each chunk what the tick takes besides products. It counts where
                 products do, because the same layers have both.
         """
         seconds = 0.0
         for one in self.together:
-            of_kind = besides_s.get(one.kind) or (0.0,)
-            waits_s = sum(one.waiting_s(link_bytes_s, flops_s, more_s) for more_s in of_kind)
-            seconds += one.times * waits_s / len(of_kind)
+            of_op = besides_s.get(one.op) or (0.0,)
+            waits_s = sum(one.waiting_s(link_bytes_s, flops_s, more_s) for more_s in of_op)
+            seconds += one.times * waits_s / len(of_op)
         return seconds
 
 
@@ -190,7 +190,7 @@ def host_copies(
             by_kernels += size if _is_kernel(copy.line, computations) else 0
             by_optimizer += size if _OPTIMIZER.search(copy.line) else 0
         together += [
-            Together(_kind(lines[some[0].begin]), times, _events(some, lines, products)) for some in _under_way(copies)
+            Together(_op(lines[some[0].begin]), times, _events(some, lines, products)) for some in _under_way(copies)
         ]
         if graphed is not None:
             writes = [copy for copy in copies if copy.goes_out and not _is_kernel(copy.line, computations)]
@@ -213,7 +213,7 @@ def _loop_waits(
     for begin, end, size in _together(writes):
         before = predicates.flops_before(lines[begin + 1 : end])
         if before is not None:
-            yield LoopWait(_kind(lines[begin]), times, size, products.flops(lines[begin:end]), before)
+            yield LoopWait(_op(lines[begin]), times, size, products.flops(lines[begin:end]), before)
 
 
 class _Copy(NamedTuple):
@@ -244,8 +244,8 @@ def _copies(lines: list[str]) -> list[_Copy]:
     return found
 
 
-def _kind(line: str) -> str:
-    """Returns the kind of the tick in which an instruction was traced; see `executor.TICK_NAMES`."""
+def _op(line: str) -> str:
+    """Returns the op of the tick in which an instruction was traced; see `executor.TICK_NAMES`."""
     tick = _TICK.search(line)
     return tick.group(1)[0].upper() if tick else ""
 
@@ -307,7 +307,7 @@ def _is_kernel(line: str, computations: dict[str, list[str]]) -> bool:
 def _moved_bytes(line: str) -> int:
     """Returns the bytes that move: the largest array in device memory among an instruction's own shapes."""
     shapes = SHAPE.findall(line.partition(", metadata=")[0])
-    sizes = [array_bytes(kind, dims) for kind, dims, layout in shapes if _HOST not in layout]
+    sizes = [array_bytes(element, dims) for element, dims, layout in shapes if _HOST not in layout]
     if not any(sizes):  # a whole buffer that stays on the host side of the text
-        sizes = [array_bytes(kind, dims) for kind, dims, _ in shapes]
+        sizes = [array_bytes(element, dims) for element, dims, _ in shapes]
     return max(sizes, default=0)

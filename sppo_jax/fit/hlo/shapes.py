@@ -7,10 +7,10 @@ SHAPE = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\](?:\{([^}]*)\
 _BITS = {"pred": 8, "bf16": 16}
 
 
-def array_bytes(kind: str, dims: str) -> int:
+def array_bytes(element: str, dims: str) -> int:
     """Returns the bytes of an array of this type and these dims, as `SHAPE` finds them."""
-    digits = re.search(r"\d+", kind)
-    bits = _BITS.get(kind) or int(digits.group()) if digits else 8
+    digits = re.search(r"\d+", element)
+    bits = _BITS.get(element) or int(digits.group()) if digits else 8
     size = bits // 8
     for dim in filter(None, dims.split(",")):
         size *= int(dim)
@@ -19,4 +19,4 @@ def array_bytes(kind: str, dims: str) -> int:
 
 def total_bytes(text: str) -> int:
     """Returns the bytes of all arrays that a text names."""
-    return sum(array_bytes(kind, dims) for kind, dims, _ in SHAPE.findall(text))
+    return sum(array_bytes(element, dims) for element, dims, _ in SHAPE.findall(text))

@@ -84,7 +84,7 @@ class LayerWeights(Mechanism):
             return None
         row, sums = tick.row, None
         weights = run.sharded.fetch(row["weights.fetch_group"][0], row["weights.fetch_part"][0])
-        if tick.spec.kind == "B":
+        if tick.spec.op == "B":
             place = row["weights.leave_group"][0], row["weights.leave_part"][0]
             sums = run.sharded.write(self.totals.sums, self.leaving, *place)
         return Coming(weights, sums)

@@ -53,7 +53,7 @@ def _seconds(table: Table, shape: MemoryShape, stash: StashPlan, costs: CostMode
         of_class = [{"F": max(one["F"], weights_s), "B": one["B"] + weights_s} for one in of_class]
     of_bundle = [of_class[number] for number in classes.of_bundle.tolist()]
     ticks = zip(table.ticks, table.tick_bundles, waiting_s, strict=True)
-    return tuple(more if bundle is None else of_bundle[bundle][tick.kind] + more for tick, bundle, more in ticks)
+    return tuple(more if bundle is None else of_bundle[bundle][tick.op] + more for tick, bundle, more in ticks)
 
 
 def loop_writes(table: Table, shape: MemoryShape, stash: StashPlan, costs: CostModel) -> tuple[Write, ...]:
@@ -82,7 +82,7 @@ def loop_writes(table: Table, shape: MemoryShape, stash: StashPlan, costs: CostM
     for tick, bundle, tokens, put in zip(table.ticks, table.tick_bundles, table.tick_tokens, put_s, strict=True):
         if bundle is None or len(found) in alone:
             found.append(Write())
-        elif tick.kind == "F":
+        elif tick.op == "F":
             left_s = max(0.0, of_class[numbers[bundle]] - heads_s[len(found)])
             found.append(Write(left_s + put, token_s * tokens, wait_share))
         else:
@@ -95,10 +95,10 @@ def _heads_before(table: Table, costs: CostModel) -> list[float]:
 
     Of fewer than four forwards the first one is charged all the same; see `_lone_ticks`.
     """
-    seconds, few = costs.of_chunks(table.chunk_lengths), sum(tick.kind == "F" for tick in table.ticks) < 4
+    seconds, few = costs.of_chunks(table.chunk_lengths), sum(tick.op == "F" for tick in table.ticks) < 4
     found = [0.0 if few else math.inf]
     for tick, shape in zip(table.ticks[:-1], table.tick_shapes, strict=False):
-        is_head = tick.kind == "H"
+        is_head = tick.op == "H"
         found.append(max(seconds(unit, shape) for unit in tick.units if unit is not None) if is_head else 0.0)
     return found
 
@@ -111,7 +111,7 @@ def _lone_ticks(table: Table) -> frozenset[int]:
     """
     if not table.passes_groups_in_turn or table.num_sequences * table.num_chunks * table.num_stages > 1:
         return frozenset()
-    forwards = [index for index, tick in enumerate(table.ticks) if tick.kind == "F"]
+    forwards = [index for index, tick in enumerate(table.ticks) if tick.op == "F"]
     return frozenset((forwards[0], forwards[-1]) if len(forwards) > 3 else ())
 
 

@@ -122,40 +122,40 @@ class CostModel:
     attended: PairCounts | None = None
     backward_queries: int = 0
 
-    def seconds(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
+    def seconds(self, op: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
         """Returns the seconds of a unit: its compute, what it sends, and what any tick takes.
 
         Args:
-            kind: "F", "B" or "H".
+            op: "F", "B" or "H".
             start: tokens of the sequence before the chunk.
             tokens: tokens of the chunk.
             tick: the shape of the tick, where it is larger than the chunk. Linear layers compute padding, attention
                 skips it. What travels on the ring depends on the tick's reach.
         """
-        return self.seconds_of[kind](start, tokens, *tick)
+        return self.seconds_of[op](start, tokens, *tick)
 
-    def compute_s(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
+    def compute_s(self, op: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
         """Returns the seconds in which a unit computes; arguments as `seconds`."""
-        return self.compute_of[kind](start, tokens, *tick)
+        return self.compute_of[op](start, tokens, *tick)
 
-    def transfer_s(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
+    def transfer_s(self, op: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
         """Returns the seconds in which a unit sends to other devices; arguments as `seconds`."""
-        return self.transfer_of[kind](start, tokens, *tick)
+        return self.transfer_of[op](start, tokens, *tick)
 
     @cached_property
     def seconds_of(self) -> dict[str, UnitSeconds]:
-        """The functions behind `seconds`, by kind."""
-        return {kind: whole_seconds(self, kind) for kind in "FBH"}
+        """The functions behind `seconds`, by op."""
+        return {op: whole_seconds(self, op) for op in "FBH"}
 
     @cached_property
     def compute_of(self) -> dict[str, UnitSeconds]:
-        """The functions behind `compute_s`, by kind."""
-        return {kind: compute_seconds(self, kind) for kind in "FBH"}
+        """The functions behind `compute_s`, by op."""
+        return {op: compute_seconds(self, op) for op in "FBH"}
 
     @cached_property
     def transfer_of(self) -> dict[str, UnitSeconds]:
-        """The functions behind `transfer_s`, by kind."""
-        return {kind: transfer_seconds(self, kind) for kind in "FBH"}
+        """The functions behind `transfer_s`, by op."""
+        return {op: transfer_seconds(self, op) for op in "FBH"}
 
     @property
     def kv_width(self) -> float:
@@ -176,18 +176,18 @@ class CostModel:
             return 0.0
         return device.attention_rows * self.mesh.seq / kind.num_heads
 
-    def products_s(self, kind: str) -> float:
+    def products_s(self, op: str) -> float:
         """Returns the seconds of the linear layers' products for one token of a device."""
-        return self._token_rates[kind]
+        return self._token_rates[op]
 
-    def token_s(self, kind: str, again: bool = False) -> float:
+    def token_s(self, op: str, again: bool = False) -> float:
         """Returns the seconds of one token of a device, attention's kernel aside.
 
         Args:
-            kind: "F", "B" or "H".
+            op: "F", "B" or "H".
             again: whether the backward computes attention again.
         """
-        return self.products_s(kind) + self._moved_bytes(kind, again) / self.cluster.device.elementwise_bytes_s
+        return self.products_s(op) + self._moved_bytes(op, again) / self.cluster.device.elementwise_bytes_s
 
     def pair_s_of(self, kind: AttentionOfKind) -> float:
         """Returns the seconds of a (query, key) pair forward, in the layers of a kind of a virtual stage."""
@@ -216,16 +216,16 @@ class CostModel:
         """Whether attention takes what the compiled bundles of the kernel for TPUs say."""
         return self.ring.kernel == "pallas" and self.cluster.device.has_bundles
 
-    def ends_s(self, kind: str, tokens: float) -> float:
+    def ends_s(self, op: str, tokens: float) -> float:
         """Returns by how many seconds a tick of so many tokens is longer if it has ends."""
-        token_s = self.token_transfer_s[kind, True, False] - self.token_transfer_s[kind, False, False]
-        return token_s * tokens / self.mesh.seq + self.table_s[kind]
+        token_s = self.token_transfer_s[op, True, False] - self.token_transfer_s[op, False, False]
+        return token_s * tokens / self.mesh.seq + self.table_s[op]
 
-    def ring_bytes(self, kind: str, tokens: int, reach: int) -> float:
+    def ring_bytes(self, op: str, tokens: int, reach: int) -> float:
         """Returns the bytes that a device sends on the ring in one layer of a tick.
 
         Args:
-            kind: "F" or "B".
+            op: "F" or "B".
             tokens: of the tick on one device.
             reach: tokens of the sequence up to the end of the tick's furthest chunk.
         """
@@ -233,13 +233,13 @@ class CostModel:
         key = tokens, ring.bound(reach)
         if key not in self._ring_bytes:
             passes = ring.passes(tokens, reach)
-            of_kinds: tuple[float, float] = (
+            of_ops: tuple[float, float] = (
                 ring.forward_bytes(passes.forward, tokens, passes.bound),
                 ring.backward_bytes(passes.backward, tokens, passes.bound),
             )
-            self._ring_bytes[key] = of_kinds
+            self._ring_bytes[key] = of_ops
         forward, backward = self._ring_bytes[key]
-        if kind == "F":
+        if op == "F":
             return forward
         if self.recompute.attention and reach <= self.recompute.reach:
             return backward + forward
@@ -283,13 +283,13 @@ class CostModel:
         alike: dict[int, tuple[int, bool]] = {}  # what seconds depend on, of how far a tick reaches
 
         def seconds(unit: Unit, tick: TickShape) -> float:
-            (kind, _, chunk, _), (tokens, reach, has_ends) = unit, tick
+            (op, _, chunk, _), (tokens, reach, has_ends) = unit, tick
             if reach not in alike:
                 alike[reach] = self.ring.bound(reach) if self.ring.members > 1 else 0, reach <= self.recompute.reach
-            key = kind, chunk, tokens, has_ends, alike[reach]
+            key = op, chunk, tokens, has_ends, alike[reach]
             found = known.get(key)
             if found is None:
-                found = known[key] = functions[kind](starts[chunk], lengths[chunk], tokens, reach, has_ends)
+                found = known[key] = functions[op](starts[chunk], lengths[chunk], tokens, reach, has_ends)
             return found
 
         return seconds
@@ -317,22 +317,22 @@ class CostModel:
             "H": head_s,
         }
         if self.states is not None:
-            state_s = {kind: self.layers * self.states.token_s(kind, self.mesh.seq, linear_flops_s) for kind in seconds}
-            seconds = {kind: seconds[kind] + state_s[kind] for kind in seconds}
+            state_s = {op: self.layers * self.states.token_s(op, self.mesh.seq, linear_flops_s) for op in seconds}
+            seconds = {op: seconds[op] + state_s[op] for op in seconds}
             seconds["B"] += self._states_again * state_s["F"]
         return seconds
 
-    def _moved_bytes(self, kind: str, again: bool) -> float:
+    def _moved_bytes(self, op: str, again: bool) -> float:
         """Returns the bytes that a unit moves beside its products for one token of a device."""
-        if kind == "H":
+        if op == "H":
             return elementwise.head_bytes(self.vocab_size, self.compute_bytes) / self.mesh.pipe
         size, linear = self.compute_bytes, self.recompute.linear
-        return self.layers * elementwise.layer_bytes(self.layer, kind, size, linear=linear, attention=again)
+        return self.layers * elementwise.layer_bytes(self.layer, op, size, linear=linear, attention=again)
 
     @property
     def _with_tails(self) -> float:
         """The share of layers that have tails."""
-        return sum(kind.share for kind in self.attention if kind.window) if self.recompute.tails else 0
+        return sum(one.share for one in self.attention if one.window) if self.recompute.tails else 0
 
     @property
     def _kv_again(self) -> float:
@@ -350,13 +350,13 @@ class CostModel:
         """How often a backward computes the products of experts again: of no stash it has gate and up."""
         return max(0, self.recompute.linear - 1) + 2 / 3
 
-    def experts_s(self, kind: str) -> Callable[[int], float] | None:
+    def experts_s(self, op: str) -> Callable[[int], float] | None:
         """Returns the seconds of experts besides those of their tokens' FLOPs, by tokens of a tick; None without.
 
         They are those of rows that no token fills, and of what is moved in device memory.
 
         Args:
-            kind: "F" or "B".
+            op: "F" or "B".
         """
         work, seq = self.experts, self.mesh.seq
         if work is None:
@@ -364,19 +364,19 @@ class CostModel:
         device, layers, size = self.cluster.device, self.layers, self.compute_bytes
         share = self.with_experts
         row_s = layers * self.layer.expert_flops / work.chosen / device.linear_flops_s(size)
-        again = self._experts_again if kind == "B" else 0
-        row_s *= LINEAR_BACKWARD + again if kind == "B" else 1
+        again = self._experts_again if op == "B" else 0
+        row_s *= LINEAR_BACKWARD + again if op == "B" else 1
 
         def seconds(tokens: int) -> float:
             local = -(-tokens // seq)
-            moved = work.moved_bytes(kind, local, size)
+            moved = work.moved_bytes(op, local, size)
             if again >= 1:
                 moved += work.moved_bytes("F", local, size)
             return row_s * (work.rows(local) - local * work.chosen) + layers * share * moved / device.hbm_bytes_s
 
         return seconds
 
-    def memory_bytes(self, kind: str, again: bool) -> tuple[float, float]:
+    def memory_bytes(self, op: str, again: bool) -> tuple[float, float]:
         """Returns the bytes that a unit moves in device memory whatever the length of its chunk.
 
         Attention takes keys and values of the prefix out of their buffer. Backward adds to dK and dV of the prefix and
@@ -384,7 +384,7 @@ class CostModel:
         written.
 
         Args:
-            kind: "F" or "B".
+            op: "F" or "B".
             again: whether the backward computes attention again.
 
         Returns:
@@ -392,7 +392,7 @@ class CostModel:
         """
         copied, added = 2 * self.compute_bytes, 2 * self.compute_bytes + 2 * _FLOAT32
         prefix = self.layers / self.ring.members * 2 * self.kv_width / self.ulysses
-        if kind == "F":
+        if op == "F":
             return prefix * copied, 0.0
         # The gradients of experts are sums in float32, which are read as part of the experts' work.
         of_experts = self.experts.sums_bytes(2 * _FLOAT32 - added) * self.with_experts if self.experts else 0
@@ -423,7 +423,7 @@ class CostModel:
     def token_transfer_s(self) -> dict[tuple[str, bool, bool], float]:
         """Seconds in which a unit sends for one token of a device.
 
-        By its kind, whether its tick has ends, and whether its backward computes attention again.
+        By its op, whether its tick has ends, and whether its backward computes attention again.
 
         What depends on the prefix is not in it.
         """
@@ -443,10 +443,10 @@ class CostModel:
             seconds["B", has_ends, again] = self.layers * backward / exchange_link + (hop + 3 * ends) / pipe_link
             if self.states is not None:
                 link, sizes = self.cluster.link_bytes_s(self.mesh.seq), (self.compute_bytes, max(4, self.compute_bytes))
-                for kind, more in (("F", 0.0), ("B", self._states_again)):
-                    sent = self.states.sent_bytes(kind, self.mesh.seq, *sizes)
+                for op, more in (("F", 0.0), ("B", self._states_again)):
+                    sent = self.states.sent_bytes(op, self.mesh.seq, *sizes)
                     sent += more * self.states.sent_bytes("F", self.mesh.seq, *sizes)
-                    seconds[kind, has_ends, again] += self.layers * sent / link
+                    seconds[op, has_ends, again] += self.layers * sent / link
             seconds["H", has_ends, again] = share * (2 * hidden + self.layer.input_elements * _FLOAT32) / pipe_link
         return seconds
 
@@ -529,7 +529,7 @@ def cost_model(
 
 def without_scores(costs: CostModel) -> CostModel:
     """Returns the seconds of units whose attention computes no pair of a query and a key."""
-    return replace(costs, attention=tuple(kind._replace(pair_flops=0.0) for kind in costs.attention))
+    return replace(costs, attention=tuple(one._replace(pair_flops=0.0) for one in costs.attention))
 
 
 def _attention(model: ModelConfig, share: float, stage: StageShape) -> AttentionOfKind:
@@ -555,9 +555,9 @@ def _heads(model: ModelConfig, stage: StageShape, tails: bool) -> AttentionShape
     )
 
 
-def whole_seconds(costs: CostModel, kind: str) -> UnitSeconds:
-    """Returns the seconds of a unit of a kind: its compute, what it sends, and what any tick takes."""
-    compute_s, transfer_s = costs.compute_of[kind], costs.transfer_of[kind]
+def whole_seconds(costs: CostModel, op: str) -> UnitSeconds:
+    """Returns the seconds of a unit of an op: its compute, what it sends, and what any tick takes."""
+    compute_s, transfer_s = costs.compute_of[op], costs.transfer_of[op]
     overhead_s = costs.cluster.device.overhead_s
 
     def seconds(start: int, tokens: int, padded: int = 0, reach: int = 0, has_ends: bool = True) -> float:
@@ -567,35 +567,35 @@ def whole_seconds(costs: CostModel, kind: str) -> UnitSeconds:
     return seconds
 
 
-def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
-    """Returns the seconds in which a unit of a kind computes."""
+def compute_seconds(costs: CostModel, op: str) -> UnitSeconds:
+    """Returns the seconds in which a unit of an op computes."""
     device, seq = costs.cluster.device, costs.mesh.seq
     # A short matmul waits for its weights, as if it had some tokens more.
-    extra_s = costs.products_s(kind) * device.overhead_tokens
-    token_s, token_again_s = (costs.token_s(kind, again) / seq for again in (False, True))
+    extra_s = costs.products_s(op) * device.overhead_tokens
+    token_s, token_again_s = (costs.token_s(op, again) / seq for again in (False, True))
 
     def head_seconds(start: int, tokens: int, padded: int = 0, reach: int = 0, has_ends: bool = True) -> float:
         return token_s * max(tokens, padded) + extra_s
 
-    if kind == "H":
+    if op == "H":
         return head_seconds
-    once, again = ([amount / device.hbm_bytes_s for amount in costs.memory_bytes(kind, one)] for one in (False, True))
-    runs_again = costs.recompute.whole and kind == "B"
+    once, again = ([amount / device.hbm_bytes_s for amount in costs.memory_bytes(op, one)] for one in (False, True))
+    runs_again = costs.recompute.whole and op == "B"
     windows_again = 1.0 + (costs.recompute.rewrite_kv if costs.recompute.layers else 0.0)
     recomputes, recompute_reach = costs.recompute.attention, costs.recompute.reach
-    experts_s, width = costs.experts_s(kind), costs.kv_width
-    kinds = [
-        (attention_seconds(costs, one, kind), one.share * one.kv_width / width, one.window) for one in costs.attention
+    experts_s, width = costs.experts_s(op), costs.kv_width
+    of_types = [
+        (attention_seconds(costs, one, op), one.share * one.kv_width / width, one.window) for one in costs.attention
     ]
     # Each block of queries reads all keys before it.
-    block, attended = costs.backward_queries * costs.ring.members if kind == "B" else 0, costs.attended
+    block, attended = costs.backward_queries * costs.ring.members if op == "B" else 0, costs.attended
 
     def seconds(start: int, tokens: int, padded: int = 0, reach: int = 0, has_ends: bool = True) -> float:
         end = start + tokens
         recomputed = recomputes and max(end, reach) <= recompute_reach
         prefix_s, fixed_s = again if recomputed else once
         attention_s = read = 0.0
-        for kernel_s, share, window in kinds:
+        for kernel_s, share, window in of_types:
             attention_s += kernel_s(start, tokens, windows_again if window and runs_again else float(recomputed))
             # Of the prefix a window reads its own keys alone.
             keys = share * (tokens + window if window and window < start else end)
@@ -614,8 +614,8 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
     return seconds
 
 
-def transfer_seconds(costs: CostModel, kind: str) -> UnitSeconds:
-    """Returns the seconds in which a unit of a kind sends to other devices.
+def transfer_seconds(costs: CostModel, op: str) -> UnitSeconds:
+    """Returns the seconds in which a unit of an op sends to other devices.
 
     That is the all-to-all of ulysses and the hops of the ring in every layer, the hop to the next stage, and the
     sums over the stages: the head's, and where a tick has ends those of the embedding and of both gradients; and
@@ -624,20 +624,20 @@ def transfer_seconds(costs: CostModel, kind: str) -> UnitSeconds:
     """
     seq, layers, link = costs.mesh.seq, costs.layers, costs.cluster.link_bytes_s(costs.mesh.seq)
     recomputes, recompute_reach = costs.recompute.attention, costs.recompute.reach
-    by_again = {ends: [costs.token_transfer_s[kind, ends, again] for again in (False, True)] for ends in (False, True)}
+    by_again = {ends: [costs.token_transfer_s[op, ends, again] for again in (False, True)] for ends in (False, True)}
     rates = {ends: [rate / seq for rate in of_again] for ends, of_again in by_again.items()}
-    table_s, on_ring = costs.table_s[kind], costs.ring.members > 1 and kind != "H"
-    beside = [attention_seconds(costs, one, kind) for one in costs.attention] if on_ring and costs.has_bundles else []
+    table_s, on_ring = costs.table_s[op], costs.ring.members > 1 and op != "H"
+    beside = [attention_seconds(costs, one, op) for one in costs.attention] if on_ring and costs.has_bundles else []
 
     def seconds(start: int, tokens: int, padded: int = 0, reach: int = 0, has_ends: bool = True) -> float:
         reach = max(start + tokens, reach)
         longer = tokens if tokens > padded else padded
         recomputed = recomputes and reach <= recompute_reach
         sent_s = rates[has_ends][recomputed] * longer
-        if has_ends or kind == "H":
+        if has_ends or op == "H":
             sent_s += table_s
         if on_ring:
-            ring_s = layers * costs.ring_bytes(kind, math.ceil(longer / seq), reach) / link
+            ring_s = layers * costs.ring_bytes(op, math.ceil(longer / seq), reach) / link
             sent_s += max(0.0, ring_s - sum(kernel_s(start, tokens, float(recomputed)) for kernel_s in beside))
         return sent_s
 

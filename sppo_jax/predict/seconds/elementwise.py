@@ -53,17 +53,17 @@ _AGAIN = _Passes(hidden=9, queries=2, keys=1, products=1.5, sums=0)
 _BACKWARD = _Passes(hidden=14, queries=14, keys=7, products=2.5, sums=6)
 
 
-def layer_bytes(layer: LayerCosts, kind: str, compute_bytes: int, *, linear: int, attention: bool) -> float:
+def layer_bytes(layer: LayerCosts, op: str, compute_bytes: int, *, linear: int, attention: bool) -> float:
     """Returns the bytes that a unit moves for a token in a layer.
 
     Args:
         layer: of the model.
-        kind: "F" or "B".
+        op: "F" or "B".
         compute_bytes: bytes of an activation.
         linear: how often a backward computes the linear parts again.
         attention: whether a backward computes attention again.
     """
-    if kind == "F":
+    if op == "F":
         passes = [_FORWARD, _ATTENTION]
     else:
         passes = [_BACKWARD, *[_AGAIN] * linear, *[_ATTENTION] * attention]

@@ -20,11 +20,11 @@ def network_bytes(costs: CostModel) -> Callable[[str, int, int, TickShape], floa
     """
     cluster = costs.cluster
     if math.isinf(cluster.slot_bytes_s):
-        return lambda kind, start, tokens, tick: 0.0
+        return lambda op, start, tokens, tick: 0.0
     # What is sent within a host takes no time here.
     device = replace(cluster.device, link_bytes_s=math.inf)
     between = replace(costs, cluster=replace(cluster, device=device))
-    return lambda kind, start, tokens, tick: between.transfer_s(kind, start, tokens, tick) * device.network_bytes_s
+    return lambda op, start, tokens, tick: between.transfer_s(op, start, tokens, tick) * device.network_bytes_s
 
 
 def with_sends(table: Table, copies_s: tuple[float, ...], costs: CostModel) -> tuple[float, ...]:
@@ -40,10 +40,10 @@ def with_sends(table: Table, copies_s: tuple[float, ...], costs: CostModel) -> t
         return copies_s
     known: dict[tuple[str, TickShape], float] = {}
 
-    def seconds(copy_s: float, kind: str, shape: TickShape) -> float:
-        if (kind, shape) not in known:
-            known[kind, shape] = sent(kind, max(0, shape.reach - shape.tokens), shape.tokens, shape)
-        return max(copy_s, (copy_s * cluster.host_link_bytes_s + known[kind, shape]) / cluster.slot_bytes_s)
+    def seconds(copy_s: float, op: str, shape: TickShape) -> float:
+        if (op, shape) not in known:
+            known[op, shape] = sent(op, max(0, shape.reach - shape.tokens), shape.tokens, shape)
+        return max(copy_s, (copy_s * cluster.host_link_bytes_s + known[op, shape]) / cluster.slot_bytes_s)
 
     ticks = zip(copies_s, table.ticks, table.tick_shapes, strict=True)
-    return tuple(seconds(copy_s, tick.kind, shape) if copy_s else copy_s for copy_s, tick, shape in ticks)
+    return tuple(seconds(copy_s, tick.op, shape) if copy_s else copy_s for copy_s, tick, shape in ticks)

@@ -48,12 +48,12 @@ def text_passes(table: Table) -> str:
         Lines of text, with a legend at the end.
     """
     passes = dict.fromkeys(
-        (unit.kind, unit.sequence // table.wave, unit.virtual_stage // table.num_stages)
+        (unit.op, unit.sequence // table.wave, unit.virtual_stage // table.num_stages)
         for tick in table.ticks
         for unit in tick.units[:1]
-        if unit is not None and unit.kind != "H"
+        if unit is not None and unit.op != "H"
     )
-    words = [f"{kind}{wave}{_GROUP_LETTERS[group % len(_GROUP_LETTERS)]}" for kind, wave, group in passes]
+    words = [f"{op}{wave}{_GROUP_LETTERS[group % len(_GROUP_LETTERS)]}" for op, wave, group in passes]
     of = "a wave" if table.wave > 1 else "a sequence"
     legend = f"F forward, B backward; number: {of}; a, b, ...: first, second, ... group of layers of the stage"
     takes = "the only chunk" if table.num_chunks == 1 else f"all {table.num_chunks} chunks"
@@ -82,8 +82,8 @@ def _block(columns: list[list[str]], start: int, stop: int, cell: int) -> list[s
 def _cell(unit: Unit | None, table: Table) -> str:
     if unit is None:
         return "."
-    text = f"{unit.kind}{unit.sequence}.{unit.chunk}"
-    if table.num_groups == 1 or unit.kind == "H":
+    text = f"{unit.op}{unit.sequence}.{unit.chunk}"
+    if table.num_groups == 1 or unit.op == "H":
         return text
     return text + _GROUP_LETTERS[unit.virtual_stage // table.num_stages % len(_GROUP_LETTERS)]
 

@@ -8,7 +8,7 @@ from itertools import accumulate, groupby
 from sppo_jax.predict.seconds.simulate import simulate
 from sppo_jax.schedule.table import Table, TickShape, Unit
 
-# Two shades of each kind tell neighbouring sequences apart; a label is white on the first and dark on the second.
+# Two shades of each op tell neighbouring sequences apart; a label is white on the first and dark on the second.
 COLORS = {"F": ("#4878a8", "#a3c4e0"), "B": ("#3f8440", "#a5d19d"), "H": ("#e07b1a", "#ffc583")}
 LABELS = ("#ffffff", "#14202c")
 NAMES = {"F": "forward", "B": "backward", "H": "head and loss, all stages", "idle": "idle"}
@@ -156,8 +156,8 @@ def _blocks(table: Table, window: Window, stage: int) -> Iterator[tuple[int, int
         wide = (window.starts_s[index + 1] - window.starts_s[index]) * window.scale >= PASS_CELL
         if unit is None or wide or not table.passes_groups_in_turn:
             key = (index,)
-        elif unit.kind != "H" or key[:1] != ("F",):  # a small head belongs to the pass that it follows
-            key = unit.kind, unit.sequence // table.wave, unit.virtual_stage
+        elif unit.op != "H" or key[:1] != ("F",):  # a small head belongs to the pass that it follows
+            key = unit.op, unit.sequence // table.wave, unit.virtual_stage
         return key
 
     for _, ticks in groupby(range(window.first, window.last + 1), block_of):
@@ -168,12 +168,12 @@ def _blocks(table: Table, window: Window, stage: int) -> Iterator[tuple[int, int
 def _pass(table: Table, window: Window, stage: int, first: int, last: int, y: int) -> list[str]:
     """Draws a pass of one group of layers; shades tell neighbouring groups apart, and the label is the group's."""
     units = [unit for tick in table.ticks[first : last + 1] if (unit := tick.units[stage]) is not None]
-    kind, group = units[0].kind, units[0].virtual_stage // table.num_stages
+    op, group = units[0].op, units[0].virtual_stage // table.num_stages
     x, end = window.x(window.starts_s[first]), window.x(window.starts_s[last + 1])
     chunks = f"chunks {min(unit.chunk for unit in units)}-{max(unit.chunk for unit in units)}"
     seconds = window.starts_s[last + 1] - window.starts_s[first]
-    what = f"{NAMES[kind]}, sequence {units[0].sequence}, {chunks}, layers of group {group}, {seconds:.4g} s"
-    parts = [_box(x, y, end - x - 0.6, COLORS[kind][group % 2], f"ticks {first}-{last}, stage {stage}: {what}")]
+    what = f"{NAMES[op]}, sequence {units[0].sequence}, {chunks}, layers of group {group}, {seconds:.4g} s"
+    parts = [_box(x, y, end - x - 0.6, COLORS[op][group % 2], f"ticks {first}-{last}, stage {stage}: {what}")]
     if len(f"g{group}") * CHARACTER_WIDTH + 2 < end - x:
         font = FONT.replace("#222", LABELS[group % 2])
         parts.append(f"<text x='{(x + end) / 2:.2f}' y='{y + 19}' {font} text-anchor='middle'>g{group}</text>")
@@ -193,14 +193,14 @@ def _cell(table: Table, window: Window, stage: int, index: int, y: int) -> list[
 
 def _words(unit: Unit, table: Table) -> str:
     group = f", layers of group {unit.virtual_stage // table.num_stages}" if table.num_groups > 1 else ""
-    return f"{NAMES[unit.kind]}, sequence {unit.sequence}, chunk {unit.chunk}{group if unit.kind != 'H' else ''}"
+    return f"{NAMES[unit.op]}, sequence {unit.sequence}, chunk {unit.chunk}{group if unit.op != 'H' else ''}"
 
 
 def _merged(table: Table, window: Window, stage: int, ticks: list[int], y: int, owed: dict[str, float]) -> list[str]:
-    """Draws neighbouring narrow cells as boxes of at least NARROW pixels, each kind for its share of the time.
+    """Draws neighbouring narrow cells as boxes of at least NARROW pixels, each op for its share of the time.
 
-    A box has the fill of the kind that is owed the most time among its ticks. The time that this kind takes from the
-    other kinds is owed to them in the next box. Debts fade and small debts are not paid, so a kind that takes a
+    A box has the fill of the op that is owed the most time among its ticks. The time that this op takes from the
+    other ops is owed to them in the next box. Debts fade and small debts are not paid, so an op that takes a
     thousandth of the time does not appear once at a random place.
     """
     runs: list[tuple[str, int, int]] = []  # fill, first tick, last tick
@@ -226,7 +226,7 @@ def _merged(table: Table, window: Window, stage: int, ticks: list[int], y: int, 
     boxes = []
     for fill, first, last in runs:
         x, end = window.x(window.starts_s[first]), window.x(window.starts_s[last + 1])
-        what = f"ticks {first}-{last}, stage {stage}; narrow ticks, each kind for its share of the time"
+        what = f"ticks {first}-{last}, stage {stage}; narrow ticks, each op for its share of the time"
         # With its overlap, a box that is too small to see would be visible.
         if end - x > INVISIBLE:
             boxes.append(_box(x, y, end - x + OVERLAP, fill, what))
@@ -239,14 +239,14 @@ def _box(x: float, y: int, width: float, fill: str, title: str) -> str:
 
 
 def _fill(unit: Unit | None) -> str:
-    return IDLE if unit is None else COLORS[unit.kind][unit.sequence % 2]
+    return IDLE if unit is None else COLORS[unit.op][unit.sequence % 2]
 
 
 def _label(unit: Unit, table: Table, middle: float, y: int, width: float) -> list[str]:
     """Writes sequence and chunk if they fit, else the chunk if it fits, else nothing."""
     full = f"{unit.sequence}.{unit.chunk}" if table.num_sequences > 1 else f"{unit.chunk}"
     text = next((t for t in (full, f"{unit.chunk}") if len(t) * CHARACTER_WIDTH + 2 < width), None)
-    if text is None or unit.kind == "H":
+    if text is None or unit.op == "H":
         return []
     font = FONT.replace("#222", LABELS[unit.sequence % 2])
     return [f"<text x='{middle:.2f}' y='{y + 19}' {font} text-anchor='middle'>{text}</text>"]
@@ -279,7 +279,7 @@ def _spread(pixels: list[float], begin: float, end: float) -> None:
 
 
 def _legend(y: int, links: bool, labels: str) -> list[str]:
-    fills = {NAMES[kind]: COLORS[kind][0] for kind in COLORS} | {"idle": IDLE}
+    fills = {NAMES[op]: COLORS[op][0] for op in COLORS} | {"idle": IDLE}
     if links:
         fills |= {"copy to the host": OUT, "copy back": BACK}
     parts, x = [], LEFT

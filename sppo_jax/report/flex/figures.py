@@ -133,7 +133,7 @@ class TeamFigures:
         return kept / max(1, sum(int(pieces.size.sum()) for pieces in self.windows))
 
     def levels(self) -> list[tuple[str, str]]:
-        """Returns the kind and the level of each tick of the first window: "0", "1", ..., "S" for stream, "M" for both.
+        """Returns the op and the level of each tick of the first window: "0", "1", ..., "S" for stream, "M" for both.
 
         Ticks of the head, which have no attention, are left out.
         """
@@ -143,9 +143,9 @@ class TeamFigures:
         padded = np.append((~cells.far).reshape(shape.data, -1).any(0), False)
         has_near = padded[shape.units].any(1)
         found = []
-        for tick, kind in enumerate(shape.kinds.tolist()):
-            if kind != "H":
-                found.append((kind, _level_name(int(near[tick]), bool(far[tick]), bool(has_near[tick]))))
+        for tick, op in enumerate(shape.ops.tolist()):
+            if op != "H":
+                found.append((op, _level_name(int(near[tick]), bool(far[tick]), bool(has_near[tick]))))
         return found
 
     def why(self) -> str:

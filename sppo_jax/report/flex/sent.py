@@ -28,9 +28,9 @@ class Sent:
 
     Args:
         ring: a ring over all members sends the keys and values of each tick's chunk.
-        today: packed rows with the plan's kind (Ulysses, ring or both), prefixes included.
+        today: packed rows with the plan's split (Ulysses, ring or both), prefixes included.
         grouped: the chosen placement's exchanges within teams.
-        stream: the chosen placement's stream cells, with the plan's kind.
+        stream: the chosen placement's stream cells, with the plan's split.
     """
 
     ring: float
@@ -48,7 +48,7 @@ def sent_bytes(plan: Plan, costs: CostModel, chosen: Placement) -> Sent:
     """Counts the bytes of a window's ticks.
 
     Args:
-        plan: the plan; its kind sends what stream cells send.
+        plan: the plan; its split sends what stream cells send.
         costs: the planner's costs of the plan.
         chosen: the placement of the window's documents.
     """
@@ -59,19 +59,19 @@ def sent_bytes(plan: Plan, costs: CostModel, chosen: Placement) -> Sent:
     per_slot = near_bytes(plan, costs, 1)
     ring = today = in_teams = stream = 0.0
     for tick, slots in enumerate(shape.tick_slots.tolist()):
-        kind = str(shape.kinds[tick])
-        if kind == "H":
+        op = str(shape.ops[tick])
+        if op == "H":
             continue
-        over_all = _kind_bytes(kind, slots, _reach(shape, tick), costs)
-        ring += slots * (shape.members - 1) * per_slot[kind]
+        over_all = _split_bytes(op, slots, _reach(shape, tick), costs)
+        ring += slots * (shape.members - 1) * per_slot[op]
         today += over_all
-        in_teams += slots * (2 ** int(level[tick]) - 1) * per_slot[kind]
+        in_teams += slots * (2 ** int(level[tick]) - 1) * per_slot[op]
         stream += over_all if shape.levels and is_stream[tick] else 0.0
     return Sent(ring=ring, today=today, grouped=in_teams, stream=stream)
 
 
 def near_bytes(plan: Plan, costs: CostModel, others: int) -> dict[str, int]:
-    """Returns the bytes of one slot within a team, by kind of unit.
+    """Returns the bytes of one slot within a team, by op of the unit.
 
     Args:
         plan: the plan.
@@ -89,9 +89,9 @@ def _reach(shape: WindowShape, tick: int) -> int:
     return int(shape.starts[units[units >= 0] % shape.num_chunks + 1].max(initial=0))
 
 
-def _kind_bytes(kind: str, slots: int, reach: int, costs: CostModel) -> float:
-    """Returns the bytes that the plan's kind sends for a tick: Ulysses' all-to-all and the hops of the ring."""
-    sent = costs.exchange_bytes(costs.recompute.attention)[kind == "B"] * slots
+def _split_bytes(op: str, slots: int, reach: int, costs: CostModel) -> float:
+    """Returns the bytes that the plan's split sends for a tick: Ulysses' all-to-all and the hops of the ring."""
+    sent = costs.exchange_bytes(costs.recompute.attention)[op == "B"] * slots
     if costs.ring.members > 1:
-        sent += costs.ring_bytes(kind, slots, reach)
+        sent += costs.ring_bytes(op, slots, reach)
     return sent

@@ -205,8 +205,8 @@ def _bytes(figures: TeamFigures) -> str:
 def _levels(figures: TeamFigures) -> str:
     lines = ["Level of each tick of the first window: teams of 2^level members; S: stream, M: stream and teams"]
     levels = figures.levels()
-    for kind, name in (("F", "forward"), ("B", "backward")):
-        digits = "".join(level for own, level in levels if own == kind)
+    for op, name in (("F", "forward"), ("B", "backward")):
+        digits = "".join(level for own, level in levels if own == op)
         lines.append(paragraph(name, digits if len(digits) <= _LINE else _runs(digits)))
     return "\n".join(lines)
 

@@ -73,7 +73,7 @@ def _units(figures: Figures, starts_s: tuple[float, ...]) -> Iterator[Event]:
                 seconds = seconds_of(unit, shape)
                 yield {
                     "name": _name(unit, table),
-                    "cat": CATEGORIES[unit.kind],
+                    "cat": CATEGORIES[unit.op],
                     **_span(stage, UNITS, start_s, seconds),
                     "args": {**_unit_args(unit, seconds), **_token_args(unit, table, shape)},
                 }
@@ -125,8 +125,8 @@ def _span(stage: int, kind: int, start_s: float, seconds: float) -> Event:
 
 
 def _name(unit: Unit, table: Table) -> str:
-    group = f" g{unit.virtual_stage // table.num_stages}" if table.num_groups > 1 and unit.kind != "H" else ""
-    return f"{unit.kind}{unit.sequence}.{unit.chunk}{group}"
+    group = f" g{unit.virtual_stage // table.num_stages}" if table.num_groups > 1 and unit.op != "H" else ""
+    return f"{unit.op}{unit.sequence}.{unit.chunk}{group}"
 
 
 def _unit_args(unit: Unit, seconds: float) -> Event:

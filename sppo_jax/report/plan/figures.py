@@ -239,15 +239,15 @@ def step_parts(table: Table, costs: CostModel, simulation: Simulation, step_s: f
     no_matmuls = replace(no_states, layer=no_linear, experts=None, cluster=products_alone)
     starts = table.chunk_starts
     parts = dict.fromkeys(PARTS, 0.0)
-    for (kind, chunk, tick), count in _unit_counts(table).items():
-        unit, share = (kind, starts[chunk], table.chunk_lengths[chunk]), count / table.num_stages
+    for (op, chunk, tick), count in _unit_counts(table).items():
+        unit, share = (op, starts[chunk], table.chunk_lengths[chunk]), count / table.num_stages
         alone = TickShape(0, 0, tick.has_ends)
         peeled = (which.compute_s(*unit) for which in (costs, no_scores, no_states, no_matmuls))
         compute_s, without_scores_s, without_states_s, rest_s = peeled
         parts["padding"] += share * (costs.seconds(*unit, tick) - costs.seconds(*unit, alone))
         parts["communication"] += share * costs.transfer_s(*unit, alone)
         parts["overhead"] += share * tick_s
-        if kind == "H":
+        if op == "H":
             parts["head"] += share * compute_s
             continue
         parts["attention"] += share * (compute_s - without_scores_s)
@@ -268,31 +268,31 @@ def _stages(
     predicted, columns = found.plan.predicted, hbm_columns(found.memory.hbm)
     ticks = list(zip(table.ticks, table.tick_shapes, table.tick_rounds, strict=True))
     for stage in range(table.num_stages):
-        kinds = dict.fromkeys("FBH", 0.0)
+        ops = dict.fromkeys("FBH", 0.0)
         for tick, shape, rounds in ticks:
             unit = tick.units[stage]
             if unit is not None:
-                kinds[tick.kind] += rounds * seconds(unit, shape)
+                ops[tick.op] += rounds * seconds(unit, shape)
         yield StageFigures(
             stage=stage,
             hbm=columns,
             hbm_bytes=predicted.hbm_bytes[stage],
             host_bytes=predicted.host_bytes[stage],
-            forward_s=kinds["F"],
-            backward_s=kinds["B"],
-            head_s=kinds["H"],
-            idle_s=max(0.0, simulation.step_s - sum(kinds.values())),
+            forward_s=ops["F"],
+            backward_s=ops["B"],
+            head_s=ops["H"],
+            idle_s=max(0.0, simulation.step_s - sum(ops.values())),
             peak_chunks=simulation.peak_in_flight[stage],
         )
 
 
 def _unit_counts(table: Table) -> Counter[tuple[str, int, TickShape]]:
-    """Returns how often each (kind, chunk, shape of the tick) occurs, over all stages."""
+    """Returns how often each (op, chunk, shape of the tick) occurs, over all stages."""
     counts = Counter[tuple[str, int, TickShape]]()
     for tick, shape, rounds in zip(table.ticks, table.tick_shapes, table.tick_rounds, strict=True):
         for unit in tick.units:
             if unit is not None:
-                counts[unit.kind, unit.chunk, shape] += rounds
+                counts[unit.op, unit.chunk, shape] += rounds
     return counts
 
 

@@ -91,7 +91,7 @@ def _pictures(figures: Figures) -> list[str]:
 def _close_ups(figures: Figures) -> list[tuple[int, str]]:
     """Returns the first tick and the name of each window that is drawn larger, none twice."""
     ticks = figures.table.ticks
-    backward = next(index for index, tick in enumerate(ticks) if tick.kind == "B")
+    backward = next(index for index, tick in enumerate(ticks) if tick.op == "B")
     found: list[tuple[int, str]] = []
     for first, what in (
         (0, "the pipeline fills"),

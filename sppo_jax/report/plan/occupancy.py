@@ -94,11 +94,11 @@ def host_copies(table: Table, sizes: UnitBytes, rebuilt: dict[UnitKey, int], kv_
     copies = []
     for unit, tick in table.unit_ticks.items():
         key = unit.sequence, unit.chunk, unit.virtual_stage
-        size = sizes[key][1] - (rebuilt[key] if unit.kind == "B" and kv_place == "host" else 0)
-        behind = {"F": after, "B": before}.get(unit.kind, {}).get(tick)
+        size = sizes[key][1] - (rebuilt[key] if unit.op == "B" and kv_place == "host" else 0)
+        behind = {"F": after, "B": before}.get(unit.op, {}).get(tick)
         if size and behind is not None:
             stage = unit.virtual_stage % table.num_stages
-            copies.append(UnitCopy(tick=behind, stage=stage, out=unit.kind == "F", size_bytes=size, unit=unit))
+            copies.append(UnitCopy(tick=behind, stage=stage, out=unit.op == "F", size_bytes=size, unit=unit))
     for (sequence, chunk, virtual_stage), size in rebuilt.items():
         if not size or virtual_stage >= table.num_virtual_stages - table.num_stages:
             continue
@@ -158,7 +158,7 @@ def _prefix_tokens(table: Table, of_stage: list[Unit | None], kv_place: str) -> 
     for index, unit in enumerate(of_stage):
         if unit is not None:
             key = unit.sequence, unit.virtual_stage
-            if unit.kind == "F":
+            if unit.op == "F":
                 written[key] = ends[unit.chunk]
             else:
                 summed[key] = ends[unit.chunk]
@@ -169,7 +169,7 @@ def _prefix_tokens(table: Table, of_stage: list[Unit | None], kv_place: str) -> 
                     written[unit.sequence, unit.virtual_stage - table.num_stages] = ends[-1] - starts[unit.chunk]
         tokens.append(sum(written.values()))
         grad_tokens.append(sum(summed.values()))
-        if unit is not None and kv_place != "keep" and unit.kind == "F" and ends[unit.chunk] == ends[-1]:
+        if unit is not None and kv_place != "keep" and unit.op == "F" and ends[unit.chunk] == ends[-1]:
             if unit.virtual_stage < last_group or kv_place == "recompute":
                 written.pop((unit.sequence, unit.virtual_stage))
         if unit is not None and last[unit.sequence, unit.virtual_stage] == index:
@@ -182,9 +182,9 @@ def _stash(of_stage: list[Unit | None], sizes: UnitBytes) -> tuple[tuple[int, ..
     device, host, curve = 0, 0, []
     for unit in of_stage:
         here, away = sizes[unit.sequence, unit.chunk, unit.virtual_stage] if unit is not None else (0, 0)
-        if unit is not None and unit.kind == "F":
+        if unit is not None and unit.op == "F":
             device, host = device + here, host + away
         curve.append((device, host))
-        if unit is not None and unit.kind == "B":
+        if unit is not None and unit.op == "B":
             device, host = device - here, host - away
     return tuple(here for here, _ in curve), tuple(away for _, away in curve)

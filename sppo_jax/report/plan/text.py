@@ -76,7 +76,7 @@ def moments_text(figures: Figures) -> str:
 
 
 def scaled_timeline(table: Table, tick_s: Sequence[float], *, width: int = WIDTH) -> str:
-    """Returns all ticks to scale: a column is a share of the step, and each kind has columns for its share of the time.
+    """Returns all ticks to scale: a column is a share of the step, and each op has columns for its share of the time.
 
     Args:
         table: the schedule.
@@ -89,7 +89,7 @@ def scaled_timeline(table: Table, tick_s: Sequence[float], *, width: int = WIDTH
     for stage in range(table.num_stages):
         spent: list[dict[str, float]] = [{} for _ in range(columns)]
         for tick, seconds_, end in zip(table.ticks, tick_s, ends, strict=True):
-            name = "." if tick.units[stage] is None else tick.kind
+            name = "." if tick.units[stage] is None else tick.op
             begin, last = (end - seconds_) / ends[-1] * columns, end / ends[-1] * columns
             for column in range(int(begin), min(columns, int(last) + 1)):
                 share = min(last, column + 1) - max(begin, column)
@@ -99,7 +99,7 @@ def scaled_timeline(table: Table, tick_s: Sequence[float], *, width: int = WIDTH
 
 
 def _cells(spent: list[dict[str, float]]) -> str:
-    """Returns a letter for each column: the kind that is owed the most; it then owes the others what it took."""
+    """Returns a letter for each column: the op that is owed the most; it then owes the others what it took."""
     owed: dict[str, float] = {}
     cells = ""
     for column in spent:

@@ -43,7 +43,7 @@ class UnitTimes:
         self._overheads: dict[Layout, float] = {}
 
     def of_chunks(
-        self, layout: Layout, places: Places, kind: str, chunks: Chunks, whole_waves: bool = True
+        self, layout: Layout, places: Places, op: str, chunks: Chunks, whole_waves: bool = True
     ) -> tuple[list[float], list[float]]:
         """Returns the seconds of each chunk's unit on a virtual stage, in a tick with ends and in one without.
 
@@ -52,23 +52,23 @@ class UnitTimes:
         Args:
             layout: the layout.
             places: of the stash.
-            kind: "F", "B" or "H".
+            op: "F", "B" or "H".
             chunks: the chunks.
             whole_waves: whether attention's last wave of queries counts as full, as the kernel has it.
         """
         models = self._models_of(layout, places, whole_waves)
         # What is recomputed changes the backwards alone.
-        key = _sharing(layout), recomputed(places) if kind == "B" else (), whole_waves, kind, chunks
+        key = _sharing(layout), recomputed(places) if op == "B" else (), whole_waves, op, chunks
         if key not in self._of_layers:
-            self._of_layers[key] = _of_one_and_none(models, kind, chunks)
+            self._of_layers[key] = _of_one_and_none(models, op, chunks)
         layers, (one_s, fixed_s) = layout.mean_layers, self._of_layers[key]
-        if kind == "H":
+        if op == "H":
             return one_s, one_s
         with_ends = [fixed + layers * (unit - fixed) for fixed, unit in zip(fixed_s, one_s, strict=True)]
         if layout.interleave == 1:
             return with_ends, with_ends
         lengths = [tokens if tokens > padded else padded for _, tokens, padded in chunks]
-        ends_s = {tokens: models.none.ends_s(kind, tokens) for tokens in set(lengths)}
+        ends_s = {tokens: models.none.ends_s(op, tokens) for tokens in set(lengths)}
         return with_ends, [unit - ends_s[tokens] for unit, tokens in zip(with_ends, lengths, strict=True)]
 
     def overhead_s(self, layout: Layout) -> float:
@@ -92,14 +92,14 @@ class UnitTimes:
         return self._models[key]
 
 
-def _of_one_and_none(models: _Models, kind: str, chunks: Chunks) -> tuple[list[float], list[float]]:
+def _of_one_and_none(models: _Models, op: str, chunks: Chunks) -> tuple[list[float], list[float]]:
     """Returns what each chunk's unit takes with one layer, and what it takes besides its layers."""
-    seconds, none = models.one.seconds_of[kind], models.none
+    seconds, none = models.one.seconds_of[op], models.none
     one_s = [seconds(*chunk) for chunk in chunks]
-    if kind == "H":
+    if op == "H":
         return one_s, one_s
     overhead_s, lengths = none.cluster.device.overhead_s, [max(chunk[1:]) for chunk in chunks]
-    known = {tokens: none.transfer_s(kind, 0, tokens) + overhead_s for tokens in set(lengths)}
+    known = {tokens: none.transfer_s(op, 0, tokens) + overhead_s for tokens in set(lengths)}
     return one_s, [known[tokens] for tokens in lengths]
 
 
@@ -208,22 +208,22 @@ class LeastSeconds:
         forward_s = self._times.of_chunks(layout, places, "F", partition.padded_chunks)[1]
         waits_s = self._waits.of_partition(partition, places, alpha, min(forward_s))
         total = self._times.overhead_s(layout) + waits_s
-        for kind in "FB":
+        for op in "FB":
             # A forward that waits for its copies lasts at least as long as they do.
-            num_copied = 0 if kind == "F" and waits_s else copied
+            num_copied = 0 if op == "F" and waits_s else copied
             # What is recomputed changes the backwards alone.
-            key = partition, kind, recomputed(places) if kind == "B" else (), copy_s if num_copied > 0 else 0.0
+            key = partition, op, recomputed(places) if op == "B" else (), copy_s if num_copied > 0 else 0.0
             if key not in self._streams:
                 copies = [copy_s * tokens for _, _, tokens in partition.padded_chunks[:num_copied]]
-                self._streams[key] = self._stream_s(partition, places, kind, copies)
+                self._streams[key] = self._stream_s(partition, places, op, copies)
             total += partition.drains * self._streams[key]
         heads_s = sum(self._times.of_chunks(layout, places, "H", partition.padded_chunks)[0])
         return (total + layout.sequences * heads_s + self._kv_s(partition, places, kv)) * _ROUNDED
 
-    def _stream_s(self, partition: Partition, places: Places, kind: str, copies: list[float]) -> float:
-        """Returns the least seconds of the ticks of a kind, of which the first last as long as their copies."""
+    def _stream_s(self, partition: Partition, places: Places, op: str, copies: list[float]) -> float:
+        """Returns the least seconds of the ticks of an op, of which the first last as long as their copies."""
         layout, wave = partition.layout, partition.wave
-        units = self._times.of_chunks(layout, places, kind, partition.padded_chunks)
+        units = self._times.of_chunks(layout, places, op, partition.padded_chunks)
         entering, passing = (_in_wave(_at_least(one, copies), wave) for one in units)
         stages, groups = layout.mesh.pipe, layout.interleave
         if partition.schedule != BREADTH_FIRST:
@@ -244,12 +244,12 @@ class LeastSeconds:
         # A chunk of no tokens at either end of the sequence tells what every chunk adds on the mean.
         ends = ((0, length, 0), (0, 0, 0), (length, 0, 0))
         unit_s = more_unit_s = stage_s = more_s = 0.0
-        for kind in "FBH":
-            entering, passing = self._times.of_chunks(layout, places, kind, ends, whole_waves=False)
-            once = 1 if kind == "H" else groups
+        for op in "FBH":
+            entering, passing = self._times.of_chunks(layout, places, op, ends, whole_waves=False)
+            once = 1 if op == "H" else groups
             stage_s += entering[0] + (once - 1) * passing[0]
             more_s += (entering[1] + entering[2] + (once - 1) * (passing[1] + passing[2])) / 2
-            if kind != "H":
+            if op != "H":
                 unit_s, more_unit_s = unit_s + passing[0], more_unit_s + (passing[1] + passing[2]) / 2
         stage_s = layout.sequences * stage_s + self._times.overhead_s(layout)
         return _Uncut(stage_s, layout.sequences * more_s, unit_s, more_unit_s)
@@ -295,7 +295,7 @@ def stream_seconds(
     num_sequences: int = 1,
     between: list[float] | None = None,
 ) -> float:
-    """Returns the seconds of all ticks of one kind in a generated table.
+    """Returns the seconds of all ticks of one op in a generated table.
 
     Chunks enter in convoys of one a stage and stay for a tick on each virtual stage. A tick lasts as long as the
     slowest of the chunks that are in the pipeline, which are neighbours.
@@ -317,7 +317,7 @@ def stream_seconds(
 
 
 def breadth_first_seconds(units: list[float], num_stages: int, num_groups: int) -> float:
-    """Returns the seconds of all ticks of one kind of one sequence in a breadth-first table, as if none had ends.
+    """Returns the seconds of all ticks of one op of one sequence in a breadth-first table, as if none had ends.
 
     They are a stream of the chunks of all groups of layers, one group after another, through stages of one group.
 

@@ -94,12 +94,12 @@ def chunk_seconds(costs: CostModel, length: int, num_chunks: int) -> ChunkSecond
     far = max(1, length - 2 * tokens)
 
     def seconds(start: int, count: int) -> float:
-        sent_s = sum(without_ring.transfer_s(kind, start, count) for kind in "FB")
-        return sent_s + sum(smooth.compute_s(kind, start, count) for kind in "FB") + 2 * device.overhead_s
+        sent_s = sum(without_ring.transfer_s(op, start, count) for op in "FB")
+        return sent_s + sum(smooth.compute_s(op, start, count) for op in "FB") + 2 * device.overhead_s
 
     def ring_s(start: int) -> float:
         with_s, without_s = (
-            sum(one.transfer_s(kind, start, 2 * tokens) for kind in "FB") for one in (smooth, without_ring)
+            sum(one.transfer_s(op, start, 2 * tokens) for op in "FB") for one in (smooth, without_ring)
         )
         return with_s - without_s
 
@@ -120,7 +120,7 @@ def chunk_seconds(costs: CostModel, length: int, num_chunks: int) -> ChunkSecond
         share = costs.attended.pairs(far, 2 * tokens, longest.window) / chunk_pairs(far, 2 * tokens, longest.window)
     if wave:
         # Without a prefix a wave that is not full takes no longer: what is left is the kernel's tail, of every token.
-        token += sum(costs.compute_s(kind, 0, tokens) - smooth.compute_s(kind, 0, tokens) for kind in "FB") / tokens
+        token += sum(costs.compute_s(op, 0, tokens) - smooth.compute_s(op, 0, tokens) for op in "FB") / tokens
     return ChunkSeconds(
         pair=pair,
         token=token,

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 from distributed_cases import finish, start_processes
 
+from sppo_jax.hardware import machine
 from sppo_jax.processes import same_program
 from sppo_jax.processes.gpu_start import refused_flags
 from sppo_jax.processes.same_program import check_lowered, differing_fact, differing_program, first_difference
-from sppo_jax.processes.software import flags, software
+from sppo_jax.processes.software import flags, run_facts, software
 from sppo_jax.train import loop
 
 FACTS = {"jax": "0.12.0", "NCCL": "2.29.1", "device memory": "77300000000"}
@@ -60,6 +61,23 @@ def test_flags_that_change_no_program_may_differ():
     assert refused_flags(["--xla_gpu_experimental_enable_nvshmem=false"]) == ()
 
 
+def taking(host_bytes):
+    """Returns a plan that takes so much host memory for each device."""
+    return SimpleNamespace(predicted=SimpleNamespace(host_bytes=(0, host_bytes)))
+
+
+def test_host_memory_counts_up_to_what_the_plan_takes(monkeypatch):
+    def facts(gib, kernel_check="passed"):
+        monkeypatch.setattr(machine, "host_bytes", lambda: gib * 2**30)
+        return run_facts(taking(50 * 2**30), 8, kernel_check)
+
+    assert differing_fact(posts(facts(500), facts(400))) == ""
+    line = differing_fact(posts(facts(500), facts(390)))
+    assert "the same host memory, got 390 GiB in process 1 on node1 and at least 400 GiB in process 0" in line
+    line = differing_fact(posts(facts(500), facts(500, "not checked")))
+    assert "the same result of the kernel check, got not checked in process 1 on node1 and passed in process 0" in line
+
+
 def test_one_process_makes_no_text():
     check_lowered("training step", SimpleNamespace(), None)
 
@@ -71,18 +89,20 @@ def test_a_run_compares_before_it_compiles(monkeypatch):
     monkeypatch.setattr(loop, "make_train_step", lambda *_: step)
     monkeypatch.setattr(loop, "batch_shapes", lambda *_: None)
     monkeypatch.setattr(loop, "shardings_of", lambda *_: None)
-    monkeypatch.setattr(loop, "check_lowered", lambda name, *_: done.append(name))
+    monkeypatch.setattr(loop, "check_lowered", lambda name, lowered, device, facts: done.append((name, facts)))
     mesh = SimpleNamespace(local_devices=[None])
-    config = SimpleNamespace(model=None)
-    experiment = SimpleNamespace(value_and_grad=None, optimizer=None, shapes=None, config=config, plan=None, mesh=mesh)
+    made = dict.fromkeys(("value_and_grad", "optimizer", "shapes"))
+    config, plan = SimpleNamespace(model=None), taking(0)
+    experiment = SimpleNamespace(config=config, plan=plan, mesh=mesh, kernel_check="passed", **made)
     record, signals = SimpleNamespace(say=lambda _: None), SimpleNamespace(array=lambda: None)
     loop._compile(experiment, None, signals, record)
-    assert done == ["training step", "compiled"]
+    facts = {"result of the kernel check": "passed", "host memory": "at least 0 B"}
+    assert done == [("training step", facts), "compiled"]
 
 
 @pytest.mark.parametrize("num_processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_compare_what_they_lower(num_processes):
-    """What may differ does: names of hosts, paths, host memory, the seed of hashes, the order of the start."""
+    """What may differ does: names of hosts, paths, memory above the plan's, seeds of hashes, the order of starts."""
     code = """
         me = int(os.environ["SPPO_PROCESS_ID"])
         time.sleep(0.3 * (3 - me))
@@ -93,24 +113,29 @@ def test_processes_compare_what_they_lower(num_processes):
         os.chdir(tempfile.mkdtemp())
         join(int(os.environ["SPPO_NUM_PROCESSES"]))
         import jax, jax.numpy as jnp
+        from types import SimpleNamespace
         from sppo_jax.processes.same_program import Different, check_lowered
-        for factor in (3, 2 + (me == 0)):
+        from sppo_jax.processes.software import run_facts
+        plan = SimpleNamespace(predicted=SimpleNamespace(host_bytes=[100 * 2**30]))
+        for factor, kernel_check in ((3, "passed"), (3, f"passed in {me + 1} ways"), (2 + (me == 0), "passed")):
             code = compile("def scaled(x): return jnp.sin(x) * factor", f"{os.getcwd()}/program.py", "exec")
             exec(code)
             lowered = jax.jit(scaled).lower(jnp.ones(4))
             begin = time.monotonic()
             try:
-                check_lowered("training step", lowered, jax.local_devices()[0])
+                device = jax.local_devices()[0]
+                check_lowered("training step", lowered, device, run_facts(plan, 5, kernel_check))
                 print("same", flush=True)
             except Different as error:
                 print(json.dumps([str(error), time.monotonic() - begin]), flush=True)
-                distributed.leave(2)
+        distributed.leave(2)
     """
     found = finish(start_processes(code, num_processes, PYTHONHASHSEED="random"))
     assert [(status, out.splitlines()[0]) for status, out, _ in found] == [(2, "same")] * num_processes, found
-    lines = [json.loads(out.splitlines()[1]) for _, out, _ in found]
-    assert max(seconds for _, seconds in lines) < 5 and len({text for text, _ in lines}) == 1
-    text = lines[0][0]
+    lines = [json.loads(line) for _, out, _ in found for line in out.splitlines()[1:]]
+    assert max(seconds for _, seconds in lines) < 5 and len(lines) == 2 * num_processes
+    checked, text = list(dict.fromkeys(text for text, _ in lines))
+    assert "the same result of the kernel check, got passed in 2 ways in process 1 on node1" in checked
     assert text.startswith("all processes must lower the same training step, got another one in process 1 on node1")
     assert "2.0" in text and "3.0" in text and "process-1.mlir" in text
 

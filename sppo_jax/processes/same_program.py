@@ -15,6 +15,7 @@ import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -32,19 +33,20 @@ class Different(ValueError):
     """Processes would compile different programs, or on different software; the line names the first difference."""
 
 
-def check_lowered(name: str, lowered: Any, device: jax.Device) -> None:
+def check_lowered(name: str, lowered: Any, device: jax.Device, facts: Mapping[str, str] = MappingProxyType({})) -> None:
     """Checks that all processes are about to compile the same program on the same software; all must call it.
 
     Args:
         name: of the program, in words.
         lowered: from a jitted function's `lower`.
         device: of this process.
+        facts: what else must be alike, by name.
 
     Raises:
         Different: in every process, with the same line.
     """
     if distributed.num_processes() > 1:
-        check_same(name, lowered.as_text(), software() | device_facts(device))
+        check_same(name, lowered.as_text(), software() | device_facts(device) | dict(facts))
 
 
 def check_same(name: str, text: str, facts: Mapping[str, str]) -> None:

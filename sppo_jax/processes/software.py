@@ -1,6 +1,6 @@
 """What a process runs on, as short texts: what must be alike in all processes of a run for one program to be compiled.
 
-Names of hosts, paths, the order of a start and the memory of a host beyond what the plan needs may differ.
+Names of hosts, paths, the order of a start and the memory of a host beyond what the plan takes may differ.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from sppo_jax.compat import cudnn_version, driver_version, nccl_version
+from sppo_jax.files.format_bytes import format_bytes
+from sppo_jax.hardware import machine
+from sppo_jax.plan.plan import Plan
 from sppo_jax.version import installed_version
 
 # The packages that hold the compilers of GPUs and TPUs.
@@ -42,6 +45,19 @@ def device_facts(device: jax.Device) -> dict[str, str]:
     stats = device.memory_stats() or {} if device.platform != "cpu" else {}
     limit = stats.get("bytes_limit")
     return {"kind of devices": device.device_kind} | ({} if limit is None else {"device memory": str(limit)})
+
+
+def run_facts(plan: Plan, num_devices: int, kernel_check: str) -> dict[str, str]:
+    """Returns what else must be alike in all processes of a run: what they found out by themselves.
+
+    Args:
+        plan: host memory counts up to what the plan takes of it.
+        num_devices: of this process.
+        kernel_check: the result of the check of attention's kernel, in words.
+    """
+    there, taken = machine.host_bytes(), max(plan.predicted.host_bytes) * num_devices
+    memory = f"at least {format_bytes(taken)}" if there >= taken else format_bytes(there)
+    return {"result of the kernel check": kernel_check, "host memory": memory}
 
 
 def dotted(version: Sequence[int] | None) -> str:

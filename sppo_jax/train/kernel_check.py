@@ -31,6 +31,8 @@ from sppo_jax.files.whole import cache_directory, parse_json, write_whole
 from sppo_jax.plan.plan import Plan
 from sppo_jax.version import jaxlib_version, libtpu_version
 
+# What a check comes to, if it does not refuse the kernel.
+PASSED, NOT_CHECKED = "passed", "not checked"
 # Rises when the check finds more than before.
 _VERSION = 1
 # The devices that run a kernel; blockwise is not checked.
@@ -39,8 +41,10 @@ _PLATFORMS = {"cudnn": ("gpu", "cuda"), "pallas": ("tpu",)}
 _MOST_KV_HEADS = 8
 
 
-def check_kernels_once(config: Config, plan: Plan, *devices: jax.Device) -> None:
-    """Checks on devices each call of the kernel that a plan makes there; does nothing if it is not a checked one.
+def check_kernels_once(config: Config, plan: Plan, *devices: jax.Device) -> str:
+    """Checks on devices each call of the kernel that a plan makes there; returns the result in words.
+
+    A kernel that needs no check is not checked.
 
     Args:
         config: `model.check_kernels` leaves the check out.
@@ -52,7 +56,7 @@ def check_kernels_once(config: Config, plan: Plan, *devices: jax.Device) -> None
     """
     device = devices[0]
     if not config.model.check_kernels or device.platform not in _PLATFORMS.get(plan.kernel, ()):
-        return
+        return NOT_CHECKED
     dtype, facts, calls = compute_dtype(config.model.compute_dtype), _facts(plan, device), calls_of(config.model, plan)
     kernel = FUSED
     if plan.kernel == "pallas":
@@ -71,6 +75,7 @@ def check_kernels_once(config: Config, plan: Plan, *devices: jax.Device) -> None
         if found is not None:
             raise ValueError(_refusal(plan, found, device, facts))
         _remember(passed)
+    return PASSED
 
 
 def kernel_for_tpus(plan: Plan, device: jax.Device, calls, itemsize: int) -> tuple[CheckedKernel, list[int]]:

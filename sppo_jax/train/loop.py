@@ -26,6 +26,7 @@ from sppo_jax.files.format_bytes import NOT_FINITE
 from sppo_jax.models import build_model
 from sppo_jax.plan.stall_limit import stall_limit_s, stall_problem, stall_text
 from sppo_jax.processes.same_program import check_lowered
+from sppo_jax.processes.software import run_facts
 from sppo_jax.train.checkpoints.read import shapes_of
 from sppo_jax.train.checkpoints.save import ONE_PASS, Checkpoints
 from sppo_jax.train.metrics.meter import STAY_FINITE, Meter
@@ -151,7 +152,9 @@ def _compile(experiment: Experiment, state: TrainState, signals: Signals, record
         experiment.config.model,
     )
     lowered = step.lower(state, batch_shapes(experiment.plan, experiment.mesh), signals.array())
-    check_lowered("training step", lowered, experiment.mesh.local_devices[0])
+    devices = experiment.mesh.local_devices
+    facts = run_facts(experiment.plan, len(devices), experiment.kernel_check)
+    check_lowered("training step", lowered, devices[0], facts)
     compiled = lowered.compile()
     record.say(f"compiled the training step in {time.perf_counter() - start_s:.1f} s")
     return compiled

@@ -54,6 +54,7 @@ class Experiment:
         config: all settings.
         plan: the static decisions.
         mesh: devices, axes data, pipe and seq.
+        kernel_check: what the check of attention's kernel came to here, in words.
         loader: this process's part of the training batches, without end.
         data_fingerprint: differs between data whose sequences differ.
         validation: the sequences held out; None if there are none.
@@ -68,6 +69,7 @@ class Experiment:
     config: Config
     plan: Plan
     mesh: Mesh
+    kernel_check: str
     loader: Loader
     data_fingerprint: str
     validation: Rows | None
@@ -99,7 +101,7 @@ def prepare(config: Config, plan: Plan, cluster: Cluster | None = None) -> Exper
     plan, training = _with_teams(config, plan, data.training, cluster)
     prepare_process(plan, stall_s=config.train.stall_s)
     mesh = layout.make_mesh(plan)
-    check_kernels_once(config, plan, *mesh.local_devices)
+    kernel_check = check_kernels_once(config, plan, *mesh.local_devices)
     rows = local_rows(mesh, config.num_sequences)
     model = build_model(config, abstract=True)
     params = nnx.state(model, nnx.Param)
@@ -109,6 +111,7 @@ def prepare(config: Config, plan: Plan, cluster: Cluster | None = None) -> Exper
         config=config,
         plan=plan,
         mesh=mesh,
+        kernel_check=kernel_check,
         loader=Loader(training, num_sequences=config.num_sequences, local_rows=rows),
         data_fingerprint=data.fingerprint,
         validation=data.validation,

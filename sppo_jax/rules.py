@@ -55,7 +55,7 @@ class Facts:
         length: tokens of a sequence.
         chunks: number of chunks, or the tokens of each.
         shapes: tokens that a tick may have, rising.
-        kind: kind of sequence parallelism.
+        split: how a stage's devices share a sequence, as `sequence.split`.
         ulysses: devices that exchange heads.
         window: tokens that a token attends to, where these are fewer than a sequence has; 0: all before it.
         groups: "static", or "flex": each document has devices of its own.
@@ -94,7 +94,7 @@ class Facts:
     length: int | None = None
     chunks: int | tuple[int, ...] | None = None
     shapes: tuple[int, ...] = ()
-    kind: str | None = None
+    split: str | None = None
     ulysses: int | None = None
     window: int = 0
     groups: str | None = None
@@ -319,13 +319,13 @@ def _longest_shape(facts: Facts) -> Broken | None:
 
 
 def _factor(facts: Facts) -> Broken | None:
-    kind, factor, seq = facts.kind, facts.ulysses, facts.seq
+    split, factor, seq = facts.split, facts.ulysses, facts.seq
     if factor is None or seq is None:
         return None
     got = f"sequence.ulysses={factor}"
-    if kind in ("ulysses", "ring") and factor != (seq if kind == "ulysses" else 1):
-        wanted = "mesh.seq" if kind == "ulysses" else "1"
-        must = f"sequence.ulysses must be {wanted} (or auto) for sequence.split={kind}"
+    if split in ("ulysses", "ring") and factor != (seq if split == "ulysses" else 1):
+        wanted = "mesh.seq" if split == "ulysses" else "1"
+        must = f"sequence.ulysses must be {wanted} (or auto) for sequence.split={split}"
         return Broken(must, f"{got} and mesh.seq={seq}", "set sequence.ulysses=auto, or use sequence.split=hybrid")
     if seq % factor:
         must = f"sequence.ulysses={factor} must divide mesh.seq"
@@ -334,7 +334,7 @@ def _factor(facts: Facts) -> Broken | None:
 
 
 def _heads(facts: Facts) -> Broken | None:
-    by_mesh = facts.kind == "ulysses"
+    by_mesh = facts.split == "ulysses"
     factor = facts.seq if by_mesh else facts.ulysses
     if facts.num_heads is None or factor is None or facts.num_heads % factor == 0:
         return None
@@ -379,8 +379,8 @@ def _outputs_of_states(facts: Facts) -> Broken | None:
 def _window(facts: Facts) -> Broken | None:
     """Tokens are striped over a ring, so that each two devices have one window of keys in common for every query."""
     window, factor, seq = facts.window, facts.ulysses, facts.seq
-    if factor is None and facts.kind in ("ulysses", "ring"):
-        factor = seq if facts.kind == "ulysses" else 1
+    if factor is None and facts.split in ("ulysses", "ring"):
+        factor = seq if facts.split == "ulysses" else 1
     if not window or factor is None or seq is None or seq % factor or window % (seq // factor) == 0:
         return None
     ring = seq // factor
@@ -450,7 +450,7 @@ def _members_of_kernel(facts: Facts) -> int | None:
         return None
     if facts.groups == "flex":
         return facts.seq
-    factor = facts.ulysses or {"ulysses": facts.seq, "ring": 1}.get(facts.kind or "")
+    factor = facts.ulysses or {"ulysses": facts.seq, "ring": 1}.get(facts.split or "")
     return facts.seq // factor if factor and facts.seq % factor == 0 else None
 
 

@@ -47,7 +47,7 @@ CASES = {
         dict(ulysses=3, seq=8),
         "sequence.ulysses=3 must divide mesh.seq, got mesh.seq=8; use one of [1, 2, 4, 8]",
     ),
-    "_heads": (dict(kind="ulysses", seq=8, num_heads=12), "mesh.seq must divide model.num_heads=12 for ulysses"),
+    "_heads": (dict(split="ulysses", seq=8, num_heads=12), "mesh.seq must divide model.num_heads=12 for ulysses"),
     "_heads_of_states": (
         dict(state_heads=12, seq=8),
         "mesh.seq must divide the 12 heads of a layer with a state, got mesh.seq=8; use one of [1, 2, 3, 4, 6, 12]",
@@ -78,7 +78,7 @@ CASES = {
         "512, or model.kernel=blockwise",
     ),
     "_window_of_kernel": (
-        dict(kernel="pallas", window=128, seq=2, kind="ring"),
+        dict(kernel="pallas", window=128, seq=2, split="ring"),
         "model.sliding_window must be a multiple of 128 * 2 devices with model.kernel=pallas, got 128; use 256, or ",
     ),
     "_memory_of_kernel": (
@@ -207,13 +207,13 @@ def test_the_last_group_of_one_stage_may_be_the_beginning_of_a_period():
 
 
 def test_each_factor_suits_the_kind_of_sequence_parallelism():
-    for kind in (None, "ulysses", "ring", "hybrid"):
+    for split in (None, "ulysses", "ring", "hybrid"):
         for seq in range(1, 9):
             for factor in range(9):
                 given = factor or None
-                allowed = {"ulysses": (None, seq), "ring": (None, 1)}.get(kind, (None, factor))
+                allowed = {"ulysses": (None, seq), "ring": (None, 1)}.get(split, (None, factor))
                 holds = given in allowed and (given is None or seq % given == 0)
-                assert holds == (not list(broken(Facts(kind=kind, seq=seq, ulysses=given))))
+                assert holds == (not list(broken(Facts(split=split, seq=seq, ulysses=given))))
 
 
 def test_nearest_layers_and_waves_by_all_cases():

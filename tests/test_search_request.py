@@ -38,10 +38,10 @@ def test_the_kernel_is_what_the_device_runs_best(kernel, device, itemsize, head_
 @pytest.mark.parametrize(
     "known,want",
     [
-        (dict(seq=4, kind="ring", window=1000), "blockwise"),
-        (dict(seq=4, kind="ulysses", window=1000), "pallas"),
-        (dict(seq=2, kind="ring", chunks=(512, 384)), "blockwise"),
-        (dict(seq=2, kind="ring", chunks=(512, 256)), "pallas"),
+        (dict(seq=4, split="ring", window=1000), "blockwise"),
+        (dict(seq=4, split="ulysses", window=1000), "pallas"),
+        (dict(seq=2, split="ring", chunks=(512, 384)), "blockwise"),
+        (dict(seq=2, split="ring", chunks=(512, 256)), "pallas"),
         (dict(window=1000), "pallas"),
         (dict(groups="flex", window=1024), "blockwise"),
     ],

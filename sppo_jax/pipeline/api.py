@@ -232,7 +232,7 @@ class Step:
         check(
             Facts(
                 num_heads=num_heads,
-                kind=self.plan.sequence_kind,
+                split=self.plan.sequence_kind,
                 ulysses=self.plan.ulysses,
                 seq=self.plan.mesh.seq,
                 window=window,

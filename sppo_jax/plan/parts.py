@@ -6,7 +6,7 @@ from typing import Any
 
 from sppo_jax.rules import KERNEL_TILE
 
-SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
+SEQUENCE_SPLITS = ("ulysses", "ring", "hybrid")
 RING_PASSES = ("auto", "kv", "q")
 WEIGHTS = ("resident", "gathered")
 OPTIMIZERS = ("device", "host")

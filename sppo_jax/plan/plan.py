@@ -20,7 +20,7 @@ from sppo_jax.plan.parts import (
     RING_PASSES,
     SAVES,
     SEQUENCE_DOCUMENTS,
-    SEQUENCE_KINDS,
+    SEQUENCE_SPLITS,
     WEIGHTS,
     MeshShape,
     PlannedFor,
@@ -282,7 +282,7 @@ _csv_table = lru_cache(maxsize=16)(from_csv)
 
 
 _CHOICES = {
-    "sequence_kind": SEQUENCE_KINDS,
+    "sequence_kind": SEQUENCE_SPLITS,
     "ring_pass": RING_PASSES,
     "kernel": KERNELS,
     "groups": GROUPS,
@@ -338,7 +338,7 @@ def _facts(plan: Plan) -> rules.Facts:
         length=plan.sequence_length,
         chunks=plan.chunk_lengths,
         shapes=schedule.shapes,
-        kind=plan.sequence_kind,
+        split=plan.sequence_kind,
         ulysses=plan.ulysses,
         groups=plan.groups,
         kernel=plan.kernel,

@@ -87,7 +87,7 @@ def check_plan(plan: Plan, config: Config) -> None:
             num_heads=config.model.shared_heads[0],
             pipe=mesh.pipe,
             seq=mesh.seq,
-            kind=plan.sequence_kind,
+            split=plan.sequence_kind,
             ulysses=plan.ulysses,
             window=config.model.shared_window(plan.sequence_length),
             interleave=plan.schedule.interleave,

@@ -79,7 +79,7 @@ def _allowed(every: list[Layout], request: Request) -> list[Layout]:
     """Returns the layouts that the rules on hosts allow; a rule that would allow no layout is dropped."""
     host = request.cluster.num_linked
     plain = [layout for layout in every if layout.interleave == min(other.interleave for other in every)]
-    # Each mesh keeps one kind of sequence parallelism: the first one, which exchanges the fewest bytes.
+    # Each mesh keeps one split of sequences: the first one, which exchanges the fewest bytes.
     first: dict[object, Layout] = {}
     for layout in plain:
         first.setdefault(layout.mesh, layout)

@@ -185,16 +185,16 @@ def _bytes(figures: TeamFigures) -> str:
     sent, members = figures.sent, figures.shape.members
     if not sent.ring:
         return "Bytes that a device sends per layer\n  none: a chunk is on one device"
-    kind = figures.plan.sequence_kind
+    split = figures.plan.sequence_kind
     rows = [
         (name, format_bytes(value), f"{value / sent.ring:.3f}", text)
         for name, value, text in (
             ("ring", sent.ring, f"keys and values of each chunk on a ring of all {members} members, without prefixes"),
-            ("packed", sent.today, f"packed rows with {kind}, prefixes included"),
+            ("packed", sent.today, f"packed rows with {split}, prefixes included"),
             (
                 "flex",
                 sent.flex,
-                f"teams {format_bytes(sent.grouped)}, stream chunks by {kind} {format_bytes(sent.stream)}",
+                f"teams {format_bytes(sent.grouped)}, stream chunks by {split} {format_bytes(sent.stream)}",
             ),
         )
     ]

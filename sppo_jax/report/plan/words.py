@@ -32,7 +32,7 @@ _HOW_SAVED = {"async": "asynchronous, overlapped with the next steps", "blocking
 TOLD_ELSEWHERE = ("hbm", "host", "sequence_kind", "alpha")
 # Rows that the planner decides, and so explains.
 DECIDED = (
-    *("mesh", "weights", "optimizer", "seq kind", "chunks", "schedule"),
+    *("mesh", "weights", "optimizer", "seq split", "chunks", "schedule"),
     *("stash", "host share", "waiting", "dK/dV", "tie"),
 )
 COLUMN_NAMES = {"params": "params", "kv": "K/V", "kv_grad": "dK/dV", "stash": "stash", "working": "other"}
@@ -246,11 +246,11 @@ def _state(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
 def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     """Returns the plan's choices as (name, value, names of the reasons that belong to it)."""
     stash = plan.stash
-    kind = plan.sequence_kind
+    split = plan.sequence_kind
     if plan.mesh.seq == 1:
-        kind = "none (one device per stage)"
+        split = "none (one device per stage)"
     elif plan.ulysses > 1 and plan.ring > 1:
-        kind = f"{kind} (ulysses {plan.ulysses} x ring {plan.ring})"
+        split = f"{split} (ulysses {plan.ulysses} x ring {plan.ring})"
     inputs = "of the first layer of each group alone" if stash.inputs == "period" else stash.inputs
     places = f"layer inputs {inputs}, attention outputs {stash.late_attention}, the rest {stash.rest}"
     groups = plan.schedule.interleave
@@ -271,7 +271,7 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
         *([("weights", weights, ("weights",))] if says_weights else []),
         *_experts(plan),
         *([("optimizer", optimizer, ("optimizer",))] if plan.optimizer == "host" else []),
-        ("seq kind", kind, ("sequence_kind",) if plan.mesh.seq > 1 else ()),
+        ("seq split", split, ("sequence_kind",) if plan.mesh.seq > 1 else ()),
         ("chunks", chunks_of(plan), ("chunks",)),
         (
             "schedule",

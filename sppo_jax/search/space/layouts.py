@@ -259,7 +259,7 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         length=sequence.length,
         chunks=None if chunks == "auto" else chunks,
         shapes=() if sequence.shapes == "auto" else sequence.shapes,
-        kind=None if sequence.split == "auto" else sequence.split,
+        split=None if sequence.split == "auto" else sequence.split,
         ulysses=sequence.given_ulysses,
         window=config.model.shared_window(sequence.length),
         groups=sequence.groups,

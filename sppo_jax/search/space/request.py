@@ -150,7 +150,7 @@ def read_request(config: Config, cluster: Cluster | None = None, documents: Docu
         window=config.model.shared_window(sequence.length),
         groups=sequence.groups,
         seq=config.mesh.pinned.get("seq"),
-        kind=None if sequence.split == "auto" else sequence.split,
+        split=None if sequence.split == "auto" else sequence.split,
         ulysses=sequence.given_ulysses,
     )
     kernel = choose_kernel(config.model, cluster.device, compute_bytes, facts)

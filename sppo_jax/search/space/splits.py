@@ -10,9 +10,9 @@ from sppo_jax.rules import Facts, broken, check, divisors
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceSplit:
-    """The kind of sequence parallelism and its two factors (inner, outer)."""
+    """How devices share a sequence, as `sequence.split`, and its two factors (inner, outer)."""
 
-    kind: str
+    name: str
     ulysses: int
     ring: int
 
@@ -21,9 +21,9 @@ class SequenceSplit:
 def sequence_splits(
     model: ModelConfig, sequence: SequenceConfig, seq: int, num_linked: int, kernel: str | None = None
 ) -> list[SequenceSplit]:
-    """Returns the kinds of sequence parallelism to consider, fewest exchanges first.
+    """Returns the ways to share a sequence to consider, fewest exchanges first.
 
-    Where kind and factor are free, these are ulysses as far as the heads divide, as far as a host reaches, as far as
+    Where split and factor are free, these are ulysses as far as the heads divide, as far as a host reaches, as far as
     key-value heads need no copies, and a ring.
 
     Args:
@@ -39,13 +39,13 @@ def sequence_splits(
     if sequence.split != "auto" or seq == 1:
         return [split_sequence(model, sequence, seq, kernel)]
     if sequence.given_ulysses is not None:
-        return [split_sequence(model, _as_kind(sequence, sequence.given_ulysses, seq), seq, kernel)]
+        return [split_sequence(model, _with_factor(sequence, sequence.given_ulysses, seq), seq, kernel)]
     num_heads, num_kv_heads = model.shared_heads
     factors = divisors(math.gcd(num_heads, seq))
     near = [factor for factor in factors if factor <= num_linked]
     whole = [factor for factor in factors if num_kv_heads % factor == 0]
     found = _on_rings(model, sequence, seq, {factors[-1], near[-1], whole[-1], 1}, kernel)
-    return [split_sequence(model, _as_kind(sequence, factor, seq), seq, kernel) for factor in found]
+    return [split_sequence(model, _with_factor(sequence, factor, seq), seq, kernel) for factor in found]
 
 
 def _on_rings(
@@ -57,14 +57,14 @@ def _on_rings(
     return sorted(allowed or factors, reverse=True)
 
 
-def _as_kind(sequence: SequenceConfig, factor: int, seq: int) -> SequenceConfig:
+def _with_factor(sequence: SequenceConfig, factor: int, seq: int) -> SequenceConfig:
     if factor in (1, seq):
         return replace(sequence, split="ulysses" if factor == seq else "ring", ulysses="auto")
     return replace(sequence, split="hybrid", ulysses=factor)
 
 
 def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int, kernel: str | None = None) -> SequenceSplit:
-    """Resolves the kind of sequence parallelism and its factors.
+    """Resolves how devices share a sequence, and its factors.
 
     Args:
         model: the model shape; heads must divide by the ulysses factor, key-value heads are replicated.
@@ -75,13 +75,13 @@ def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int, kerne
     Raises:
         ValueError: the heads do not divide, or a factor does not divide `seq`.
     """
-    kind, (num_heads, _) = sequence.split, model.shared_heads
-    if kind == "auto":
-        kind = "ulysses" if num_heads % seq == 0 else "ring"
-    check(Facts(num_heads=num_heads, kind=kind, ulysses=sequence.given_ulysses, seq=seq))
-    factor = {"ring": 1, "ulysses": seq}.get(kind) or sequence.given_ulysses or _hybrid_factor(num_heads, seq)
+    split, (num_heads, _) = sequence.split, model.shared_heads
+    if split == "auto":
+        split = "ulysses" if num_heads % seq == 0 else "ring"
+    check(Facts(num_heads=num_heads, split=split, ulysses=sequence.given_ulysses, seq=seq))
+    factor = {"ring": 1, "ulysses": seq}.get(split) or sequence.given_ulysses or _hybrid_factor(num_heads, seq)
     check(Facts(ulysses=factor, seq=seq, window=model.shared_window(sequence.length), kernel=kernel))
-    return SequenceSplit(kind=kind, ulysses=factor, ring=seq // factor)
+    return SequenceSplit(name=split, ulysses=factor, ring=seq // factor)
 
 
 def _hybrid_factor(num_heads: int, seq: int) -> int:

@@ -44,6 +44,7 @@ CASES = {
     "data.recall.pairs=4": (["data.source=stdlib"], ["data.source=recall"]),
     "data.recall.values=4": ([], ["data.source=recall"]),
     "data.recall.distances=[5]": ([], ["data.source=recall"]),
+    "data.needles.tasks=[needle-uuid]": (["data.source=recall"], ["data.source=needles"]),
     "model.rope.factor=8": ([], ["model.rope.scaling=linear"]),
     "model.rope.low_freq_factor=2": (
         ["model.rope.scaling=linear"],

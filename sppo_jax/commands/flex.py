@@ -120,4 +120,4 @@ def _data_rows(config: Config) -> Rows:
 
 
 def _source(config: Config) -> str:
-    return ", ".join(config.data.sources) if config.data.source != "recall" else "recall"
+    return ", ".join(config.data.sources)

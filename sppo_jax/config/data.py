@@ -11,6 +11,9 @@ from typing import Any, ClassVar, Literal
 from sppo_jax.config.section import ConfigError, Section
 
 BYTES = "bytes"  # as data.tokenizer: no tokenizer
+# Sources that are drawn, each the only one of its run: they hold no documents.
+DRAWN = ("recall", "needles")
+NEEDLE_TASKS = ("needle", "needle-keys", "needle-uuid")
 # The beginnings of addresses that data.cache may have.
 BUCKETS = ("s3://", "gs://", "abfs://", "abfss://")
 
@@ -39,6 +42,28 @@ class RecallConfig(Section):
                 f"data.recall.distances must be different numbers of at least 1, got {list(self.distances)}; "
                 "write e.g. [129, 257]"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedlesConfig(Section):
+    """The needle tasks (`data.source: needles`): a text in which sentences with numbers hide ends with a question.
+
+    Args:
+        tasks: tasks whose samples take turns: "needle" (one number), "needle-keys" (four numbers, one is asked for) and
+            "needle-uuid" (the same with uuids); a list of different names.
+        haystack: path of a text in which the sentences hide; null: sentences of drawn words.
+    """
+
+    section: ClassVar[str] = "data.needles"
+    tasks: tuple[Literal["needle", "needle-keys", "needle-uuid"], ...] = ("needle",)
+    haystack: str | None = None
+
+    def _check(self) -> None:
+        if not self.tasks or len(set(self.tasks)) != len(self.tasks):
+            raise ConfigError(
+                f"data.needles.tasks must be different names, at least one, got {list(self.tasks)}; write e.g. [needle]"
+            )
+        self._local("haystack")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +151,9 @@ class DataConfig(Section):
     Args:
         source: a file, a directory or a pattern, local or with an address (s3://, gs://, abfs://, hf://), in one of the
             forms of docs/data.md; "stdlib": the source files of the running Python's standard library; "recall":
-            sequences of the recall task; or a mapping of several sources (all but "recall") to their weights, which are
-            shares of the sequences relative to each other, each above 0; instead of a weight, a source may have its own
-            settings.
+            sequences of the recall task; "needles": sequences of the needle tasks; or a mapping of several sources (all
+            but "recall" and "needles") to their weights, which are shares of the sequences relative to each other, each
+            above 0; instead of a weight, a source may have its own settings.
         tokenizer: path of a tokenizer.json, or of a directory with one, for text; "bytes": bytes as tokens; null: the
             tokenizer of `model.hf`, or bytes where no model is imported.
         format: content of the rows: "text", "chat" (conversations), "tokens" (`input_ids`, with `labels` or a mask of
@@ -145,8 +170,8 @@ class DataConfig(Section):
             "stream" puts them end to end and cuts wherever a sequence ends, "none" gives each its own sequences.
         fill: share of a sequence that packing fills, above 0, at most 1; the rest is padding, which
             `sequence.groups=flex` needs in order to move documents.
-        validation_source: documents to validate on, given like `data.source` but never "recall"; null: some documents
-            of `data.source` are held out.
+        validation_source: documents to validate on, given like `data.source` but never "recall" or "needles"; null:
+            some documents of `data.source` are held out.
         validation_fraction: share of the documents of each source that is held out, where `data.validation_source` is
             null; at least 0 (none), below 1.
         seed: seed of the packing and of the order of the sequences; 0 to 2147483647.
@@ -154,6 +179,7 @@ class DataConfig(Section):
             writes; null: the user's cache directory.
         chat: settings of conversations.
         recall: settings of the recall task.
+        needles: settings of the needle tasks.
     """
 
     section: ClassVar[str] = "data"
@@ -174,11 +200,17 @@ class DataConfig(Section):
     cache: str | None = None
     chat: ChatConfig = field(default_factory=ChatConfig)
     recall: RecallConfig = field(default_factory=RecallConfig)
+    needles: NeedlesConfig = field(default_factory=NeedlesConfig)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the sequences are drawn, and no documents are read."""
+        return self.source in DRAWN
 
     @property
     def has_one_document(self) -> bool:
         """Whether each sequence holds one document at most, whatever the documents are."""
-        return self.pack == "none" or self.source == "recall"
+        return self.pack == "none" or self.is_drawn
 
     def _check(self) -> None:
         self._fraction("validation_fraction")
@@ -200,10 +232,11 @@ class DataConfig(Section):
             got = ", ".join(f"{source}: {weight:g}" for source, weight in wrong.items()) or "no source"
             change = "leave the source out or raise the weight" if wrong else "name a source"
             raise ConfigError(f"data.{name} must give every source a weight above 0, got {got}; {change}")
-        if "recall" in sources and (isinstance(getattr(self, name), dict) or name != "source"):
+        drawn = next((source for source in DRAWN if source in sources), None)
+        if drawn and (isinstance(getattr(self, name), dict) or name != "source"):
             raise ConfigError(
-                "recall must be the only data.source (the task draws its own validation sequences), "
-                f"got recall in data.{name}; set data.source=recall, and no other source"
+                f"{drawn} must be the only data.source (the task draws its own validation sequences), "
+                f"got {drawn} in data.{name}; set data.source={drawn}, and no other source"
             )
 
     def settings_of(self, name: str, source: str | Sources) -> SourceConfig:

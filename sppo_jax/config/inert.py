@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sppo_jax.config.data import ChatConfig
+from sppo_jax.config.data import DRAWN, ChatConfig
 from sppo_jax.config.delta import DeltaConfig
 from sppo_jax.config.experts import ExpertsConfig
 from sppo_jax.config.model import ModelConfig
@@ -20,7 +20,7 @@ def _kinds(config: Config) -> set[str]:
     names = [*config.data.sources, *config.data.validation_sources]
     return {
         next((end for end in _ENDS if name.removesuffix(".gz").endswith(end)), "any")
-        if name not in ("recall", "stdlib")
+        if name not in (*DRAWN, "stdlib")
         else name
         for name in names
     }
@@ -68,22 +68,23 @@ _ROWS: tuple[tuple[tuple[str, ...], _Acts, str], ...] = (
     (("data.text_key",), _holds("text"), "data.format is not text"),
     (("data.start_token", "data.end_token"), _holds("text", "prompt"), "data.format is neither text nor prompt"),
     (("data.ignore_keys",), _of(".jsonl", ".parquet"), "no source has rows"),
-    (("data.start_token", "data.end_token"), _of(*_TEXT), "no source is text"),
-    (_CHAT, _of(".jsonl", ".parquet"), "no source has rows"),
+    (("data.start_token", "data.end_token"), _of(*_TEXT, "needles"), "no source is text"),
+    (_CHAT, _of(".jsonl", ".parquet", "needles"), "no source has rows"),
     (_CHAT, _holds("chat", "prompt", "alpaca"), "data.format is text or tokens"),
     (("data.token_dtype",), _of(".bin"), "no source is a .bin file"),
     (("data.separator",), _of(".bin", ".npy"), "no source is a .bin or .npy file"),
-    (("data.pack", "data.fill"), _of(*_FILES), "the recall task fills its own sequences"),
+    (("data.pack", "data.fill"), _of(*_FILES), "a task that is drawn fills its own sequences"),
     (
         ("data.validation_fraction",),
         lambda config: config.data.validation_source is None and _of(*_FILES)(config),
-        "nothing is held out of data.source with data.validation_source or the recall task",
+        "nothing is held out of data.source with data.validation_source or a task that is drawn",
     ),
     (
         ("data.recall.pairs", "data.recall.values", "data.recall.distances"),
         lambda config: "recall" in config.data.sources,
         "data.source is not recall",
     ),
+    (("data.needles.tasks",), lambda config: "needles" in config.data.sources, "data.source is not needles"),
     (("model.rope.factor",), _scaled("linear", "llama3", "yarn"), "model.rope.scaling is none"),
     (
         ("model.rope.low_freq_factor", "model.rope.high_freq_factor"),

@@ -8,10 +8,9 @@ from collections.abc import Collection, Iterable
 import numpy as np
 
 from sppo_jax.config import Config
-from sppo_jax.config.data import DataConfig, Sources
+from sppo_jax.config.data import DRAWN, DataConfig, Sources
 from sppo_jax.data.content.content import Kind, kind_of
 from sppo_jax.data.open import with_tokenizer
-from sppo_jax.data.rows.recall import RECALL
 from sppo_jax.data.sources.open_source import LIBRARY, find_files
 from sppo_jax.data.tokens.encoding import open_encoder
 
@@ -30,7 +29,7 @@ def has_kind(data: DataConfig, kinds: Collection[Kind], given: str | Sources, na
     """
     for name in names:
         own = data.with_settings(data.settings_of(name, given))
-        if name == RECALL:
+        if name in DRAWN:
             continue
         if "text" in kinds if name == LIBRARY else any(kind_of(own, file) in kinds for file in find_files(name)[0]):
             return True

@@ -14,6 +14,7 @@ import numpy as np
 
 from sppo_jax.data.loader import Loader
 from sppo_jax.data.rows.mixture import Mixture
+from sppo_jax.data.rows.needles import NeedleRows
 from sppo_jax.data.rows.protocol import Batch, Rows
 from sppo_jax.data.rows.recall import RecallRows, with_distances
 
@@ -52,7 +53,7 @@ class OnePass:
 
 def num_held_out(rows: Rows) -> int | None:
     """Returns the number of sequences held out; None if they are drawn without end."""
-    if isinstance(rows, RecallRows):
+    if isinstance(rows, RecallRows | NeedleRows):
         return None
     return sum(map(len, rows.sources)) if isinstance(rows, Mixture) else len(rows)
 

@@ -13,15 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from sppo_jax.config import Config
-from sppo_jax.config.data import DataConfig, SourceConfig, Sources
+from sppo_jax.config.data import DRAWN, DataConfig, SourceConfig, Sources
 from sppo_jax.data.cache.left_out import LeftOut, summed
 from sppo_jax.data.rows.corpus import Corpus, split_corpus, within
 from sppo_jax.data.rows.mixture import Mixture
+from sppo_jax.data.rows.needles import NEEDLES, NeedleRows
 from sppo_jax.data.rows.packing import PackedRows
 from sppo_jax.data.rows.protocol import Rows
 from sppo_jax.data.rows.recall import RECALL, TRAINING, VALIDATION, RecallRows
 from sppo_jax.data.sources.open_source import jobs_of, load_corpus
 from sppo_jax.data.storage.parts import FilePart, Job, write_part
+from sppo_jax.data.tasks.haystack import read_haystack
+from sppo_jax.data.tasks.prompts import Prompter, chat_template
 from sppo_jax.data.tokens.encoding import Encoder, open_encoder
 from sppo_jax.data.vocabulary import knows_the_model
 
@@ -54,7 +57,7 @@ class Data:
         training: the sequences to train on.
         validation: the sequences held out; None if none are.
         decode: returns the text of tokens, integer [num_tokens].
-        sources: the sources of the sequences; empty for the recall task.
+        sources: the sources of the sequences; empty where sequences are drawn.
         fingerprint: a text that differs between data whose sequences differ.
     """
 
@@ -66,7 +69,7 @@ class Data:
 
     @property
     def has_one_document(self) -> bool:
-        """Whether each sequence, to train on or held out, holds one document; those of the recall task do."""
+        """Whether each sequence, to train on or held out, holds one document; those that are drawn do."""
         rows = [rows for source in self.sources for rows in (source.training, source.validation) if rows]
         return all(each.has_one_document for each in rows)
 
@@ -82,6 +85,8 @@ def prepare_data(config: Config) -> Data:
     """
     if config.data.source == RECALL:
         return _open_recall(config)
+    if config.data.source == NEEDLES:
+        return _open_needles(config)
     data, vocab_size = with_tokenizer(config), config.model.vocab_size
     encoder = functools.cache(lambda: open_encoder(data, vocab_size=vocab_size))
 
@@ -137,7 +142,7 @@ def write_parts(config: Config, part: FilePart) -> list[str]:
     for given, weights in ((data.source, data.sources), (data.validation_source or {}, data.validation_sources)):
         for name in weights:
             own = data.with_settings(data.settings_of(name, given))
-            found = jobs_of(own, name, encoder, vocab_size=vocab_size, length=room) if name != RECALL else []
+            found = jobs_of(own, name, encoder, vocab_size=vocab_size, length=room) if name not in DRAWN else []
             jobs += [(name, own, job) for job in found]
     most = max((len(job.files) for _, _, job in jobs), default=0)
     if part.count > most:
@@ -196,6 +201,25 @@ def _open_recall(config: Config) -> Data:
         training=training,
         validation=validation,
         decode=training.decode,
+        sources=(),
+        fingerprint=hashlib.sha256(drawn.encode()).hexdigest()[:16],
+    )
+
+
+def _open_needles(config: Config) -> Data:
+    data, length = with_tokenizer(config), config.sequence.length
+    encoder = open_encoder(data, vocab_size=config.model.vocab_size)
+    prompter = Prompter(encoder=encoder, template=chat_template(data))
+    training, validation = (
+        NeedleRows(data, prompter, length=length, stream=stream) for stream in (TRAINING, VALIDATION)
+    )
+    template = prompter.template and prompter.template.prompt([{"role": "user", "content": ""}])
+    haystack = data.needles.haystack and read_haystack(data.needles.haystack)
+    drawn = repr((data.needles.tasks, haystack, length, encoder.key, template, data.seed))
+    return Data(
+        training=training,
+        validation=validation,
+        decode=encoder.decode,
         sources=(),
         fingerprint=hashlib.sha256(drawn.encode()).hexdigest()[:16],
     )

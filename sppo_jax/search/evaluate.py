@@ -313,8 +313,8 @@ def _groups_reason(config: Config) -> dict[str, str]:
 def _one_document_reason(request: Request) -> dict[str, str]:
     if not request.has_one_document:
         return {}
-    is_recall = request.config.data.source == "recall"
-    what = "those of the recall task do" if is_recall else "data.pack=none gives each its own"
+    data = request.config.data
+    what = "those of a task that is drawn do" if data.is_drawn else "data.pack=none gives each its own"
     return {"sequence_documents": Because.ONE_DOCUMENT(what=what)}
 
 

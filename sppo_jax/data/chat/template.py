@@ -128,6 +128,14 @@ class ChatTemplate:
         trained = tuple((region.first, region.last) for region in regions if region.first < region.last)
         return Rendered(text=plain, trained=trained, turns=marked.turns, lost_thoughts=lost)
 
+    def prompt(self, messages: list[Message]) -> str:
+        """Returns the text of messages and of the generation prompt, behind which the model writes an answer.
+
+        Raises:
+            ValueError: the template refuses the messages.
+        """
+        return self._text(self._plain, self._forms.fitted(messages), None, prompt=True)
+
     def _check_words(self, messages: list[Message], tools: list[Any] | None, marked: Marked) -> tuple[int, ...]:
         """Returns the messages whose thoughts are left out; refuses a text without the words of a message."""
         try:

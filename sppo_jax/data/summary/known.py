@@ -10,12 +10,11 @@ from collections.abc import Callable
 import numpy as np
 
 from sppo_jax.config import Config
-from sppo_jax.config.data import DataConfig
+from sppo_jax.config.data import DRAWN, DataConfig
 from sppo_jax.data.open import mixed, pack_corpus, with_tokenizer
 from sppo_jax.data.rows.corpus import Corpus, DocumentSpans, corpus_of, split_corpus, within
 from sppo_jax.data.rows.packing import PackedRows
 from sppo_jax.data.rows.protocol import Rows
-from sppo_jax.data.rows.recall import RECALL
 from sppo_jax.data.sources.open_source import LIBRARY, known_spans, load_corpus
 from sppo_jax.data.storage.parts import MADE_AGAIN
 from sppo_jax.data.storage.places import is_address
@@ -47,7 +46,7 @@ def known_rows(config: Config) -> Rows | None:
 
 
 def _known_packed(config: Config) -> list[tuple[float, PackedRows]] | None:
-    if config.data.source == RECALL:
+    if config.data.is_drawn:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -60,7 +59,7 @@ def _known_packed(config: Config) -> list[tuple[float, PackedRows]] | None:
 
 def known_fill(config: Config) -> Fill | None:
     """Returns how full sequences are where every document has its own and lengths are known, as `known_documents`."""
-    if config.data.source == RECALL or config.data.pack != "none":
+    if config.data.is_drawn or config.data.pack != "none":
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -107,7 +106,7 @@ def made_known(config: Config) -> Documents | None:
 
 def plans_for_lengths(config: Config) -> bool:
     """Returns whether a config has documents that a plan is for once their lengths are known."""
-    return plans_for_documents(config) and not set(config.data.sources) <= {RECALL, LIBRARY}
+    return plans_for_documents(config) and not set(config.data.sources) <= {*DRAWN, LIBRARY}
 
 
 def planned_for(config: Config, plan: Plan) -> str:

@@ -1,0 +1,1 @@
+"""Tasks whose answers lie in a long context: samples as text, fitted to a length in tokens."""

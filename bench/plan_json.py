@@ -27,8 +27,8 @@ from sppo_jax.plan.renamed import model_of_today
 
 HERE = Path(__file__).parents[1]
 CLUSTER = "h100:1x8"
-# Seconds of this process, and the format, which a renamed key raises.
-LEFT_OUT = ("search.seconds", "schema_version")
+# Seconds of this process, the format, which a renamed key raises, and the version that planned.
+LEFT_OUT = ("search.seconds", "schema_version", "version")
 _MOST_SHOWN = 5
 
 

@@ -47,7 +47,7 @@ tokens = np.random.default_rng(0).integers(64, size=(1, 65), dtype=np.int32)
 positions = np.arange(64, dtype=np.int32)[None]
 batch = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "positions": positions, "document_ids": positions * 0}
 loss, grads = sppo_jax.value_and_grad(plan, model)(params, batch)
-assert jax.tree.structure(grads) == jax.tree.structure(params)
+assert grads.keys() == params.keys()
 
 # == sppo_jax.prepare_process
 sppo_jax.prepare_process(plan)  # on GPUs: before jax's first computation, so before all of the above
@@ -63,7 +63,7 @@ assert placed["embedding"].shape == (64, 32)
 
 # == sppo_jax.stored_shapes
 stored = sppo_jax.stored_shapes(plan, params, mesh)  # where layers run, padded where they must be
-assert jax.tree.structure(stored) == jax.tree.structure(params)
+assert stored.keys() == params.keys()
 
 # == sppo_jax.make_train_step
 import optax

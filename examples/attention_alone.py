@@ -3,6 +3,8 @@
 python examples/attention_alone.py      # 8 simulated devices on the CPU, some seconds
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +12,10 @@ import numpy as np
 from sppo_jax.attention import dense_attention, make_attention
 
 BATCH, TOKENS, HEADS, KV_HEADS, SIZE = 2, 256, 8, 2, 16
+Arrays = tuple[jax.Array, ...]
 
 
-def make_inputs(seed: int = 0):
+def make_inputs(seed: int = 0) -> tuple[Arrays, Arrays]:
     """Returns q, k, v, and positions and document ids of two documents and some padding a sequence."""
     keys = jax.random.split(jax.random.key(seed), 3)
     heads = (HEADS, KV_HEADS, KV_HEADS)
@@ -25,10 +28,10 @@ def make_inputs(seed: int = 0):
     return (q, k, v), tuple(rows)
 
 
-def gradients(attention, qkv, tags):
+def gradients(attention: Callable[..., jax.Array], qkv: Arrays, tags: Arrays) -> tuple[jax.Array, Arrays]:
     """Returns the output, and the gradients of a loss that weighs every output differently."""
 
-    def loss(qkv):
+    def loss(qkv: Arrays) -> tuple[jax.Array, jax.Array]:
         out = attention(*qkv, *tags)
         return jnp.sum(jnp.sin(out) * jnp.arange(out.size).reshape(out.shape) / out.size), out
 

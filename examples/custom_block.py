@@ -23,22 +23,23 @@ from sppo_jax.models import Decoder, RMSNorm, dense_loss, rotary_cos_sin, rotate
 class ParallelBlock(nnx.Module):
     """x + attention(norm(x)) + mlp(norm(x)), with one key and value head for all queries."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
         """Creates one layer; `Decoder` stacks `config.num_layers` of them."""
         self.config = config
         hidden, heads, size = config.hidden_size, config.num_heads, config.head_dim
+        mlp_size = config.mlp_size or 4 * hidden
 
-        def matrix(*shape):
+        def matrix(*shape: int) -> nnx.Param[jax.Array]:
             return nnx.Param(config.init_scale * jax.random.normal(rngs.params(), shape))
 
         self.norm = RMSNorm(hidden, eps=config.norm_eps, dtype=jnp.dtype(jnp.float32))
         self.query = matrix(hidden, heads * size)
         self.key_value = matrix(hidden, 2 * size)
         self.output = matrix(heads * size, hidden)
-        self.up = matrix(hidden, config.mlp_size)
-        self.down = matrix(config.mlp_size, hidden)
+        self.up = matrix(hidden, mlp_size)
+        self.down = matrix(mlp_size, hidden)
 
-    def before_attention(self, x, positions):
+    def before_attention(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns q [..., tokens, heads, size] and k, v [..., tokens, 1, size]."""
         config, h = self.config, self.norm(x)
         q = (h @ self.query[...].astype(x.dtype)).reshape(*x.shape[:-1], config.num_heads, config.head_dim)
@@ -46,7 +47,7 @@ class ParallelBlock(nnx.Module):
         cos, sin = rotary_cos_sin(positions, config.rope, config.head_dim, x.dtype)
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
-    def after_attention(self, x, out):
+    def after_attention(self, x: jax.Array, out: jax.Array) -> jax.Array:
         """Returns the next layer's input [..., tokens, hidden]."""
         attended = out.reshape(*x.shape[:-1], -1) @ self.output[...].astype(x.dtype)
         inner = jnp.square(jax.nn.relu(self.norm(x) @ self.up[...].astype(x.dtype)))
@@ -89,7 +90,9 @@ def main() -> None:
     rng = np.random.default_rng(config.train.seed)
 
     @jax.jit
-    def update(params, moments, grads):
+    def update(
+        params: optax.Params, moments: optax.OptState, grads: optax.Updates
+    ) -> tuple[optax.Params, optax.OptState]:
         changes, moments = optimizer.update(grads, moments, params)
         return optax.apply_updates(params, changes), moments
 

@@ -21,18 +21,20 @@ from sppo_jax.config import Config, MeshConfig, ModelConfig, OptimizerConfig, Se
 from sppo_jax.mixers.mixer import Operands, TokenRun
 from sppo_jax.models import Decoder, RMSNorm, dense_loss
 
+Pair = tuple[jax.Array, jax.Array]
+
 
 class Recurrence:
     """h = decay h + (1 - decay) value in each document; heads: value and decay [T, N, V]; no constants."""
 
     reach = 1
 
-    def empty_state(self, operands: Operands):
+    def empty_state(self, operands: Operands) -> jax.Array:
         """Returns h before a sequence, [N, V]."""
         value = operands.heads["value"]
         return jnp.zeros(value.shape[1:], value.dtype)
 
-    def mix(self, operands: Operands, state, place: TokenRun):
+    def mix(self, operands: Operands, state: jax.Array, place: TokenRun) -> tuple[jax.Array, jax.Array]:
         """Returns h of each token, and behind the last one; padding keeps it and gives zeros."""
         value, decay = operands.heads["value"], operands.heads["decay"]
         before = jnp.concatenate([place.before_W, place.documents_T[:-1]])
@@ -41,7 +43,7 @@ class Recurrence:
         kept = jnp.where(is_real, jnp.where(goes_on, decay, 0), 1)
         added = jnp.where(is_real, (1 - decay) * value, 0)
 
-        def join(a, b):
+        def join(a: Pair, b: Pair) -> Pair:
             return a[0] * b[0], a[1] * b[0] + b[1]
 
         kept, added = jax.lax.associative_scan(join, (kept, added))
@@ -50,8 +52,8 @@ class Recurrence:
 
     def flops_per_token(self, operands: Operands) -> float:
         """Returns the work of a token: three products and sums of each element."""
-        value = operands.heads["value"]
-        return 6.0 * value.shape[1] * value.shape[2]
+        heads, size = operands.heads["value"].shape[1:]
+        return 6.0 * float(heads * size)
 
 
 class RecurrentBlock(nnx.Module):
@@ -59,28 +61,29 @@ class RecurrentBlock(nnx.Module):
 
     mixer = Recurrence()
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
         """Creates one layer; `Decoder` stacks `config.num_layers` of them."""
         self.config = config
         hidden, heads, size = config.hidden_size, config.num_heads, config.head_dim
+        mlp_size = config.mlp_size or 4 * hidden
 
-        def matrix(*shape):
+        def matrix(*shape: int) -> nnx.Param[jax.Array]:
             return nnx.Param(config.init_scale * jax.random.normal(rngs.params(), shape))
 
         self.norm = RMSNorm(hidden, eps=config.norm_eps, dtype=jnp.dtype(jnp.float32))
         self.mlp_norm = RMSNorm(hidden, eps=config.norm_eps, dtype=jnp.dtype(jnp.float32))
         self.value, self.decay, self.gate = (matrix(hidden, heads * size) for _ in range(3))
         self.output = matrix(heads * size, hidden)
-        self.up, self.down = matrix(hidden, config.mlp_size), matrix(config.mlp_size, hidden)
+        self.up, self.down = matrix(hidden, mlp_size), matrix(mlp_size, hidden)
 
-    def before_attention(self, x, positions):
+    def before_attention(self, x: jax.Array, positions: jax.Array) -> Operands:
         """Returns what the mixer takes, by heads."""
         h, shape = self.norm(x), (*x.shape[:-1], self.config.num_heads, self.config.head_dim)
         value = (h @ self.value[...].astype(x.dtype)).reshape(shape)
         decay = jax.nn.sigmoid(2 + h @ self.decay[...].astype(x.dtype)).reshape(shape)
         return Operands({"value": value, "decay": decay}, {})
 
-    def after_attention(self, x, out):
+    def after_attention(self, x: jax.Array, out: jax.Array) -> jax.Array:
         """Returns the next layer's input [..., tokens, hidden]."""
         gate = jax.nn.silu(self.norm(x) @ self.gate[...].astype(x.dtype))
         x = x + (out.reshape(gate.shape) * gate) @ self.output[...].astype(x.dtype)
@@ -124,7 +127,9 @@ def main() -> tuple[list[float], float]:
     rng, losses = np.random.default_rng(config.train.seed), []
 
     @jax.jit
-    def update(params, moments, grads):
+    def update(
+        params: optax.Params, moments: optax.OptState, grads: optax.Updates
+    ) -> tuple[optax.Params, optax.OptState]:
         changes, moments = optimizer.update(grads, moments, params)
         return optax.apply_updates(params, changes), moments
 

@@ -30,18 +30,19 @@ class LinenBlock(linen.Module):
 
     config: ModelConfig
 
-    def setup(self):
+    def setup(self) -> None:
         heads = (self.config.num_heads, self.config.head_dim)
         self.norm_in, self.norm_mlp = linen.RMSNorm(), linen.RMSNorm()
         self.qkv = [linen.DenseGeneral(heads) for _ in range(3)]
         self.output = linen.DenseGeneral(self.config.hidden_size, axis=(-2, -1))
-        self.up, self.down = linen.Dense(self.config.mlp_size), linen.Dense(self.config.hidden_size)
+        hidden = self.config.hidden_size
+        self.up, self.down = linen.Dense(self.config.mlp_size or 4 * hidden), linen.Dense(hidden)
 
-    def before_attention(self, x, positions):
+    def before_attention(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, ...]:
         h = self.norm_in(x)
         return tuple(project(h) for project in self.qkv)
 
-    def after_attention(self, x, out):
+    def after_attention(self, x: jax.Array, out: jax.Array) -> jax.Array:
         x = x + self.output(out)
         return x + self.down(linen.gelu(self.up(self.norm_mlp(x))))
 
@@ -59,7 +60,7 @@ def counting_batch() -> dict[str, np.ndarray]:
     }
 
 
-def train_under_linen(plan) -> list[float]:
+def train_under_linen(plan: sppo_jax.Plan) -> list[float]:
     """Trains our decoder with a Linen TrainState; the gradients come from the pipeline."""
     batch, module = counting_batch(), linen_decoder(SHAPE)
     variables = module.init(jax.random.key(0), jnp.asarray(batch["tokens"]))
@@ -74,7 +75,7 @@ def train_under_linen(plan) -> list[float]:
     return losses
 
 
-def linen_block_in_our_decoder(plan) -> tuple[float, float]:
+def linen_block_in_our_decoder(plan: sppo_jax.Plan) -> tuple[float, float]:
     """Returns the loss of a decoder of Linen blocks, by the pipeline and on one device."""
     model = Decoder(SHAPE, rngs=nnx.Rngs(params=0), layer=linen_layer(LinenBlock))
     params, batch = nnx.state(model, nnx.Param), counting_batch()

@@ -1,10 +1,23 @@
 """Trains decoder LLMs on sequences that do not fit on one device."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sppo_jax.processes.environment import avoid_wrong_sums as _avoid_wrong_sums
 from sppo_jax.version import __version__ as __version__
+
+if TYPE_CHECKING:  # a type checker reads these lines; a program imports a name when it first uses it
+    from sppo_jax.attention.mixer import Attention
+    from sppo_jax.config import load_config
+    from sppo_jax.mixers.mixer import Operands
+    from sppo_jax.models.build import build_model
+    from sppo_jax.pipeline.api import value_and_grad
+    from sppo_jax.pipeline.params.layout import make_mesh
+    from sppo_jax.pipeline.params.storage import param_shardings, stored_shapes
+    from sppo_jax.plan.plan import Plan
+    from sppo_jax.processes.prepare import prepare_process
+    from sppo_jax.search.make import make_plan
+    from sppo_jax.train.step import make_train_step
 
 _HOMES = {
     "load_config": "sppo_jax.config",

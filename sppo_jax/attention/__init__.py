@@ -5,7 +5,11 @@ caller's own `shard_map`. They are imported on first use.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # a type checker reads these lines
+    from sppo_jax.attention.dense import dense_attention
+    from sppo_jax.attention.spreading.spread import make_attention, spread_attention
 
 _HOMES = {"dense_attention": "dense", "make_attention": "spreading.spread", "spread_attention": "spreading.spread"}
 __all__ = ["dense_attention", "make_attention", "spread_attention"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from sppo_jax.arrays.dtypes import accumulator, compute_dtype
@@ -182,7 +183,10 @@ class Decoder(nnx.Module):
         return capped(logits_BSV, self.config.logit_cap or 0.0)
 
     def __call__(
-        self, tokens_BS: jax.Array, positions: jax.Array | None = None, document_ids: jax.Array | None = None
+        self,
+        tokens_BS: jax.Array | np.ndarray,
+        positions: jax.Array | np.ndarray | None = None,
+        document_ids: jax.Array | np.ndarray | None = None,
     ) -> jax.Array:
         """Computes the logits of whole sequences on one device.
 

@@ -51,6 +51,7 @@ from sppo_jax.pipeline.cpu_order import in_order
 from sppo_jax.pipeline.kinds import blocks_of, others_of
 from sppo_jax.pipeline.layers.stage import Layers, Stage
 from sppo_jax.pipeline.layers.token_sums import SharesLayout, Totals, sharing
+from sppo_jax.pipeline.loss_and_grads import LossAndGrads
 from sppo_jax.pipeline.measures import Measures
 from sppo_jax.pipeline.params import layout, storage
 from sppo_jax.pipeline.params.group_rows import rows_of_stacks
@@ -561,7 +562,7 @@ def _cast(weights: layout.Physical, dtype) -> layout.Physical:
     )
 
 
-def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> Callable:
+def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> LossAndGrads:
     """Makes `f(params, batch) -> (loss, grads)`: the counterpart of `jax.value_and_grad` for a plan's pipeline.
 
     Args:

@@ -70,7 +70,9 @@ def make_attention(
     return attention
 
 
-def spread_attention(q_BTNH, k_BTKH, v_BTKH, positions_BS, document_ids_BS) -> jax.Array:
+def spread_attention(
+    q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, positions_BS: jax.Array, document_ids_BS: jax.Array
+) -> jax.Array:
     """Attends from this device's tokens to those of all members; call it inside `shard_map`.
 
     The mesh has the axes `ring` and `ulysses`; either may have size 1. Token t of a sequence lies on ring

@@ -7,6 +7,7 @@ are striped: token t belongs to seq member t mod R, which `[.., S / R, R]` and a
 Letters: L layers, v groups a stage, P stages, V vocabulary, D hidden size, B sequences, S tokens, R seq members.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +33,7 @@ class Physical(NamedTuple):
     head_VD: jax.Array | None
 
 
-def make_mesh(plan: Plan, devices=None) -> Mesh:
+def make_mesh(plan: Plan, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Makes the mesh (data, pipe, seq) of a plan, and nothing else; on GPUs call `sppo_jax.prepare_process` before.
 
     Args:

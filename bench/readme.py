@@ -24,10 +24,13 @@ from sppo_jax.config.hf.families import FAMILIES
 from sppo_jax.config.presets import PRESETS
 from sppo_jax.predict.seconds.simulate import simulate
 from sppo_jax.report.draw.timeline import timeline_svg
+from sppo_jax.report.plan.evaluation_text import evaluation_text
 from sppo_jax.report.plan.figures import figures_of
 from sppo_jax.report.plan.text import brief_text
 from sppo_jax.schedule.generators import make_table
 from sppo_jax.schedule.table import Table, TickShape, Unit
+from sppo_jax.search.evaluation import for_evaluation, plan_evaluation
+from sppo_jax.search.make import resolve_cluster
 from sppo_jax.search.search import search
 
 ROOT = Path(__file__).parents[1]
@@ -88,6 +91,20 @@ def _plan_lines(config: str, overrides: tuple[str, ...], cluster: str) -> list[s
     settings = [*overrides, *([f"hardware.cluster={cluster}"] if cluster else [])]
     loaded = load_config(ROOT / config, settings)
     return brief_text(figures_of(search(loaded), loaded)).splitlines()
+
+
+# The evaluation that docs/plan.md plans: config, tokens of a row, devices.
+_EVALUATION = "configs/qwen3-8b-1m-8gpu.yaml", 262144, "h100:1x2"
+
+
+def evaluation_block() -> str:
+    """Returns the plan of an evaluation: the command, and what it prints."""
+    config, length, cluster = _EVALUATION
+    loaded = for_evaluation(load_config(ROOT / config, [f"sequence.length={length}", f"hardware.cluster={cluster}"]))
+    devices = resolve_cluster(loaded)
+    found = plan_evaluation(loaded, devices, loaded.train.eval_sequences)
+    command = f"$ sppo plan {config} --eval --length {length} --cluster {cluster}"
+    return "\n".join(["```", command, evaluation_text(found, loaded.model, devices), "```"])
 
 
 def _costs(table: Table) -> Callable[[Unit, TickShape], float]:
@@ -166,6 +183,7 @@ def models() -> str:
 BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "models"): models,
     **{(printed.page, "plan"): printed.text for printed in PRINTED},
+    ("docs/plan.md", "plan-eval"): evaluation_block,
     ("docs/learn/why-chunks-stream.md", "streams"): streams,
     ("docs/cli.md", "help"): help_texts,
     ("docs/sft.md", "keys"): key_table,

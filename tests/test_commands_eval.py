@@ -42,7 +42,9 @@ def test_another_mesh_gives_the_same_losses(as_in_the_run, checkpoint, tmp_path,
     shutil.copytree(checkpoint, copy)
     capsys.readouterr()
     assert main(["eval", str(copy), "train.devices=cpu:1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert "evaluates at most 4 sequences of 128 tokens: 4 batches of" in err and "s besides compiling" in err
     assert found == json.loads((tmp_path / "run" / "eval-5-data1-pipe1-seq1-len128.json").read_text())
     assert found["mesh"] == {"data": 1, "pipe": 1, "seq": 1}
     assert found["validation_loss"] == pytest.approx(as_in_the_run["validation_loss"], rel=1e-5)

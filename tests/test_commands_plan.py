@@ -192,3 +192,35 @@ def test_a_slice_that_does_not_exist_is_one_line(config, capsys):
     captured = capsys.readouterr()
     assert captured.err == "a TPU slice must have a shape that exists, got v5e:3x3, 9 chips; name v5e:2x4 or v5e:4x4\n"
     assert captured.out == ""
+
+
+def test_a_plan_of_an_evaluation_says_seconds_and_memory(config, capsys):
+    words = ["plan", config, "--eval", "--cluster", "h100:1x4", "mesh.seq=2"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("109k-parameter") or "evaluation of rows of 4,096 tokens, on h100:1x4 (4 devices)" in text
+    assert "verdict         fits" in text and "x seq 2" in text and "rows take" in text
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] and found["plan"]["mesh"]["seq"] == 2
+    assert found["hbm_bytes"] == sum(found["memory"].values()) < found["usable_bytes"]
+    assert found["evaluation_s"] == found["batch_s"] * -(-found["rows"] // found["rows_per_batch"])
+
+
+def test_an_evaluation_that_does_not_fit_ends_with_3(config, capsys):
+    assert main(["plan", config, "--eval", "hardware.hbm_bytes=1e6"]) == 3
+    assert "the smallest evaluation must fit in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("schedule.interleave=2",), "remove schedule.interleave"),
+        (("sequence.chunks=2",), "remove sequence.chunks"),
+        (("--max-length",), "remove --max-length or --eval"),
+        (("--trace", "t.json"), "remove --trace or --eval"),
+    ],
+)
+def test_what_only_a_step_has_is_refused_beside_eval(config, capsys, words, told):
+    assert main(["plan", config, "--eval", *words]) == 2
+    assert told in capsys.readouterr().err

@@ -13,16 +13,20 @@ from sppo_jax.config import Config, config_from_dict, load_config
 from sppo_jax.config.hf.families import model_folder, read_num_positions
 from sppo_jax.config.hf.hub import fetch
 from sppo_jax.config.inert import inert_settings
+from sppo_jax.config.load import to_dict
 from sppo_jax.config.stretch import warn_beyond_length
 from sppo_jax.files.paths import local_path
 from sppo_jax.plan.plan import Plan
 from sppo_jax.processes.distributed import local_devices
 from sppo_jax.processes.environment import simulate_devices
+from sppo_jax.search.evaluation import for_evaluation
 from sppo_jax.search.given import contradicted
 from sppo_jax.search.make import check_plan
 
 _UNITS = {"K": 1024, "M": 1024**2}
 _HF = "hf:"
+# Sections of which an evaluation has nothing.
+_OF_TRAINING = ("schedule", "stash", "optimizer", "planner")
 DONE, FAILED, WRONG_INPUT, DOES_NOT_FIT = 0, 1, 2, 3
 
 
@@ -109,6 +113,27 @@ def load(args: argparse.Namespace, *, reads: Literal["config", "tokenizer", "wei
     for line in inert_settings(config):
         warnings.warn(line, stacklevel=2)
     return config
+
+
+def evaluation_config(args: argparse.Namespace, config: Config) -> Config:
+    """Returns the config of an evaluation: of the settings of meshes those on the command line alone.
+
+    Args:
+        args: the words parsed by a `config_parser`.
+        config: from `load`.
+
+    Raises:
+        ValueError: a setting of training steps is on the command line.
+    """
+    names = [override.partition("=")[0].strip() for override in args.overrides]
+    for name in names:
+        if name.partition(".")[0] in _OF_TRAINING or (name.startswith("sequence.") and name != "sequence.length"):
+            raise ValueError(
+                f"--eval plans forwards alone, so settings of a step must be left out, got {name}; remove {name}"
+            )
+    mesh = [override for override in args.overrides if override.startswith("mesh.")]
+    found = for_evaluation(config)
+    return for_evaluation(config, config_from_dict(to_dict(found), mesh).mesh) if mesh else found
 
 
 def simulate(config: Config, *, together: bool = False) -> None:

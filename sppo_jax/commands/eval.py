@@ -41,7 +41,7 @@ def run(words: Sequence[str]) -> int:
     config, plan = plan_for_devices(saved, args.overrides)
     begin_s = time.perf_counter()
     fingerprint = None if args.overrides else saved.get("data", {}).get("fingerprint")
-    found = evaluate_saved(checkpoint, config, plan, fingerprint)
+    found = evaluate_saved(checkpoint, config, plan, fingerprint, lambda line: print(line, file=sys.stderr))
     entry = _entry(checkpoint, saved, args.overrides, plan, found)
     written = _write(checkpoint, entry)
     if args.json:

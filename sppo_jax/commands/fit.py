@@ -10,6 +10,7 @@ from sppo_jax.commands.command import (
     DONE,
     Parser,
     config_parser,
+    evaluation_config,
     load,
     read_plan,
     simulate,
@@ -19,10 +20,12 @@ from sppo_jax.config import Config, load_config
 from sppo_jax.data.summary.known import documents_to_plan_for, planned_for
 from sppo_jax.files.whole import json_text
 from sppo_jax.fit.compiled import MAX_EXPOSED, Fit, compile_plan
+from sppo_jax.fit.evaluation import compile_evaluation
 from sppo_jax.fit.nearest import Change, nearest_change
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
 from sppo_jax.processes.environment import prepare_to_compile
+from sppo_jax.search.evaluation import plan_evaluation
 from sppo_jax.search.make import make_plan, resolve_cluster
 
 
@@ -31,6 +34,8 @@ def run(words: Sequence[str]) -> int:
     args = _parser().parse_intermixed_args(words)
     config = load(args)
     simulate(config)
+    if args.eval:
+        return _fit_evaluation(args, evaluation_config(args, config))
     cluster = resolve_cluster(config)
     plan = read_plan(args.plan, config) if args.plan else make_plan(config, cluster, documents_to_plan_for(config))
     prepare_to_compile()
@@ -50,12 +55,35 @@ def run(words: Sequence[str]) -> int:
     return DOES_NOT_FIT
 
 
+def _fit_evaluation(args: Namespace, config: Config) -> int:
+    """Compiles an evaluation, and prints the compiler's bytes beside the planner's; returns the exit code.
+
+    Raises:
+        ValueError: another option asks for what only a training step has, or no mesh suits the model and the length.
+    """
+    for name, given in (("--plan", args.plan), ("--variants", args.variants)):
+        if given:
+            raise ValueError(f"{name} is of a training step, so it must not come with --eval; remove {name} or --eval")
+    cluster = resolve_cluster(config)
+    plan = plan_evaluation(config, cluster, max(1, config.train.eval_sequences)).plan
+    prepare_to_compile()
+    fit = compile_evaluation(config, plan, cluster)
+    if args.json:
+        print(json_text({**fit.to_dict(), "cluster": cluster.name}, indent=2))
+    else:
+        print(f"evaluation of {_headline(plan, cluster)}\n{fit.describe()}")
+    if fit.problem:
+        print(fit.problem, file=sys.stderr)
+    return DONE if fit.fits else DOES_NOT_FIT
+
+
 def _parser() -> Parser:
     parser = config_parser(
         "fit",
         "Compile the training step ahead of time, without the hardware, and compare its memory with the prediction.",
     )
     parser.add_argument("--cluster", metavar="NAME:HOSTSxDEVICES", help="the devices, e.g. a100-80g:16x8")
+    parser.add_argument("--eval", action="store_true", help="compile an evaluation: forwards alone")
     parser.add_argument("--plan", type=some_path, help="a plan.json to compile instead of planning")
     parser.add_argument(
         "--variants",

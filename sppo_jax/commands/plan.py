@@ -15,6 +15,7 @@ from sppo_jax.commands.command import (
     DONE,
     Parser,
     config_parser,
+    evaluation_config,
     load,
     positive,
     simulate,
@@ -26,11 +27,13 @@ from sppo_jax.data.summary.known import documents_to_plan_for, known_documents, 
 from sppo_jax.files.whole import json_text
 from sppo_jax.report.flex.line import gain_of_teams
 from sppo_jax.report.plan.chrome_trace import chrome_trace
+from sppo_jax.report.plan.evaluation_text import evaluation_dict, evaluation_text
 from sppo_jax.report.plan.figures import Figures, figures_of
 from sppo_jax.report.plan.html import plan_html
 from sppo_jax.report.plan.json_report import plan_dict
 from sppo_jax.report.plan.limits_text import bound_dict, max_length_text, min_devices_text
 from sppo_jax.report.plan.text import brief_text, moments_text, plan_text
+from sppo_jax.search.evaluation import plan_evaluation
 from sppo_jax.search.given import without_effect
 from sppo_jax.search.limits import Bound, max_length, min_devices
 from sppo_jax.search.make import resolve_cluster
@@ -47,6 +50,8 @@ def run(words: Sequence[str]) -> int:
     config = load(args)
     simulate(config)
     _say_if_cpu(config)
+    if args.eval:
+        return _plan_evaluation(args, config)
     check_outputs(
         Output(option="--html", path=args.html, kind=PAGE),
         Output(option="--trace", path=args.trace, kind=TRACE),
@@ -68,6 +73,28 @@ def run(words: Sequence[str]) -> int:
         args.trace.write_text(chrome_trace(figures), encoding="utf-8")
     print(_output(args, config, figures, bounds))
     return _exit_code(figures, bounds)
+
+
+def _plan_evaluation(args: Namespace, config: Config) -> int:
+    """Prints the plan of an evaluation; returns the exit code.
+
+    Raises:
+        ValueError: another option asks for what only a training step has, or no mesh suits the model and the length.
+    """
+    for option in ("html", "trace", "max_length", "min_devices", "memory", "verbose"):
+        if getattr(args, option):
+            name = f"--{option.replace('_', '-')}"
+            raise ValueError(f"{name} shows a training step, so it must not come with --eval; remove {name} or --eval")
+    config = evaluation_config(args, config)
+    cluster = resolve_cluster(config)
+    found = plan_evaluation(config, cluster, max(1, config.train.eval_sequences))
+    if args.json:
+        print(json_text(evaluation_dict(found, cluster), indent=2))
+    else:
+        print(evaluation_text(found, config.model, cluster))
+    if found.problem:
+        print(found.problem, file=sys.stderr)
+    return DONE if found.fits else DOES_NOT_FIT
 
 
 def _searched(config: Config, *, may_fail: bool) -> tuple[Found | None, str]:
@@ -133,6 +160,9 @@ def _parser() -> Parser:
     )
     parser.add_argument("--cluster", metavar="NAME:HOSTSxDEVICES", help="the devices to plan for, e.g. a100-80g:16x8")
     parser.add_argument("--length", type=positive, metavar="N", help="tokens of a sequence, in place of the config's")
+    parser.add_argument(
+        "--eval", action="store_true", help="plan an evaluation: forwards alone, without gradients and optimizer"
+    )
     parser.add_argument("--json", action="store_true", help="print plan.json and the report as JSON instead of text")
     parser.add_argument("--verbose", action="store_true", help="also print rejected plans, all parts, and the timeline")
     parser.add_argument(

@@ -48,7 +48,7 @@ _BEFORE = frozenset({"forward", "head"})
 _BEHIND = ALL - _BEFORE
 
 # Logits of a tile of tokens: in float32, their exponentials or gradient in float32, the gradient in the compute dtype.
-_LOSS_TOKENS, _LOSS_BYTES = 1024, 10
+LOSS_TOKENS, _LOSS_BYTES = 1024, 10
 # A parameter and the two moments that Adam keeps of it.
 _STATES = 3
 # The most layers of a group that are no loop: the last one stands alone, see `pipeline.kinds.run_layers`.
@@ -160,8 +160,8 @@ def beside_work(shape: MemoryShape, stash: StashPlan, held: Held) -> list[Holder
         *_experts_again(shape, held),
         *_gradients(shape, held.num_groups, held.num_stages, held.num_parts, held.heads_first, held.is_one_chunk),
         *_tables(shape, held),
-        *_prefixes(shape, stash, held),
-        *_between(shape, held),
+        *prefix_holders(shape, stash, held),
+        *between_holders(shape, held),
     ]
 
 
@@ -176,13 +176,16 @@ def _parameters(shape: MemoryShape, num_groups: int, num_stages: int, num_parts:
     """Returns parameters with their moments, and the working weights of layers, with those that come from the host."""
     params, _ = optimizer_bytes(shape, num_groups, num_stages)
     coming, _ = on_way_bytes(shape, num_groups, num_stages, num_parts)
-    # Every device has the final norm.
+    weights = working_params(shape, num_groups, num_stages, kv) * shape.compute_bytes
+    return Holder("params", params, ALL), Holder("weights", weights + coming, TICKS)
+
+
+def working_params(shape: MemoryShape, num_groups: int, num_stages: int, kv: str) -> int:
+    """Returns the parameters of layers that a device has in the compute dtype besides its own, with the final norm."""
     if shape.weights == "resident":
         whole = stage_params_of(shape, num_groups, num_stages).whole
-        layers = (whole - _params_of_tables(shape, num_stages)) * shape.works_on_copies
-    else:
-        layers = shape.model.hidden_size + slot_counts(num_stages, num_groups, kv)[0] * _params_of_group(shape)
-    return Holder("params", params, ALL), Holder("weights", layers * shape.compute_bytes + coming, TICKS)
+        return (whole - params_of_tables(shape, num_stages)) * shape.works_on_copies
+    return shape.model.hidden_size + slot_counts(num_stages, num_groups, kv)[0] * _params_of_group(shape)
 
 
 def _experts_again(shape: MemoryShape, held: Held) -> list[Holder]:
@@ -223,7 +226,7 @@ def _gradients(
         # The first scatter makes the totals, and waits for the sums of the last group: so compiled with experts.
         later = first - {"turn"} if heads_first else first
         return Holder("grads", group * size + leaving, first), Holder("grads", totals * size, later)
-    layers, tables = stage.whole - _params_of_tables(shape, num_stages), _params_of_tables(shape, num_stages)
+    layers, tables = stage.whole - params_of_tables(shape, num_stages), params_of_tables(shape, num_stages)
     # Where a stage turns once, the sums of the other groups come into being behind the last group's backward.
     others = (num_groups - 1) * _params_of_group(shape) if heads_first else 0
     # The embedding's sum comes into being behind the backwards of all layers where there is a lone chunk.
@@ -243,10 +246,10 @@ def _tables(shape: MemoryShape, held: Held) -> list[Holder]:
     Resident ones are copies for the whole of the ticks, but no backward reads them behind the last head. Of gathered
     ones a tick with ends has one, and its whole gradient.
     """
-    tile = min(held.tick_tokens, _LOSS_TOKENS) * -(-shape.model.vocab_size // held.num_stages)
+    tile = min(held.tick_tokens, LOSS_TOKENS) * -(-shape.model.vocab_size // held.num_stages)
     logits = Holder("work", tile * _LOSS_BYTES * shape.compute_bytes // 2, frozenset({"head"}))
     if shape.weights == "resident":
-        of_tables = _params_of_tables(shape, held.num_stages) * shape.compute_bytes * shape.works_on_copies
+        of_tables = params_of_tables(shape, held.num_stages) * shape.compute_bytes * shape.works_on_copies
         return [Holder("weights", of_tables, _BEFORE if held.heads_first else TICKS), logits]
     table = table_params(shape.model, held.num_stages)
     return [
@@ -256,7 +259,7 @@ def _tables(shape: MemoryShape, held: Held) -> list[Holder]:
     ]
 
 
-def _prefixes(shape: MemoryShape, stash: StashPlan, held: Held) -> list[Holder]:
+def prefix_holders(shape: MemoryShape, stash: StashPlan, held: Held) -> list[Holder]:
     """Returns keys and values, and states, with their gradients, of all layers of the groups that have some."""
     lanes = _TPU_LANES if shape.platform == "tpu" or shape.kernel == "pallas" else 1
 
@@ -304,7 +307,7 @@ def stash_holders(shape: MemoryShape, held: Held) -> list[Holder]:
     ]
 
 
-def _between(shape: MemoryShape, held: Held) -> list[Holder]:
+def between_holders(shape: MemoryShape, held: Held) -> list[Holder]:
     """Returns what travels between stages, waits between groups of layers, and comes from heads; and the batch."""
     token = shape.model.hidden_size * shape.compute_bytes
     return [
@@ -506,5 +509,6 @@ def _params_of_group(shape: MemoryShape) -> int:
     return group_costs(shape).params
 
 
-def _params_of_tables(shape: MemoryShape, num_stages: int) -> int:
+def params_of_tables(shape: MemoryShape, num_stages: int) -> int:
+    """Returns the parameters of a stage's rows of the embedding and the head."""
     return num_tables(shape.model) * table_params(shape.model, num_stages)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from sppo_jax.pipeline.params import layout, storage
 from sppo_jax.plan.parts import model_shape
 from sppo_jax.plan.plan import Plan
 from sppo_jax.processes.prepare import prepare_process
+from sppo_jax.search.evaluation import for_evaluation, forward_batch_s, plan_evaluation
 from sppo_jax.search.make import check_plan, make_plan
 from sppo_jax.train.checkpoints import layer_order
 from sppo_jax.train.checkpoints.read import load_params
@@ -68,15 +70,36 @@ def plan_for_devices(saved: Mapping[str, Any], overrides: Sequence[str]) -> tupl
     """
     config = saved_config(saved, overrides)
     if _plans_anew(overrides):
-        return config, make_plan(config)
+        return config, make_plan(config) if _pins_a_step(overrides) else _evaluation_plan(config)
     plan = _saved_plan(saved, config)
     if plan is not None:
         return config, plan
     config = config_from_dict(_for_any_mesh(_settings(saved)), overrides)  # fewer or more devices than the run's
-    return config, make_plan(config)
+    return config, _evaluation_plan(config)
 
 
-def evaluate_saved(checkpoint: Path, config: Config, plan: Plan, fingerprint: str | None = None) -> Validation:
+def expected_text(config: Config, plan: Plan) -> str:
+    """Returns how long a validation will take, in words.
+
+    Args:
+        config: model, devices and `train.eval_sequences`.
+        plan: for the devices at hand.
+    """
+    num_wanted = max(1, config.train.eval_sequences)
+    batch_s, num_batches = forward_batch_s(plan, config), -(-num_wanted // plan.num_sequences)
+    return (
+        f"evaluates at most {num_wanted:,} sequences of {plan.sequence_length:,} tokens: {num_batches:,} batches of "
+        f"{batch_s:.3g} s (simulated), {num_batches * batch_s:.3g} s besides compiling"
+    )
+
+
+def evaluate_saved(
+    checkpoint: Path,
+    config: Config,
+    plan: Plan,
+    fingerprint: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Validation:
     """Measures the validation loss of a checkpoint, by position and, where the data ask for recall, by distance.
 
     Args:
@@ -84,6 +107,7 @@ def evaluate_saved(checkpoint: Path, config: Config, plan: Plan, fingerprint: st
         config: model, data, and `train.eval_sequences`.
         plan: for the devices at hand.
         fingerprint: of the run's data, where these are to be read; None: they may be others.
+        say: gets a line on how long it will take, before it starts.
 
     Raises:
         ValueError: nothing is held out, or the checkpoint is torn or of another model.
@@ -106,6 +130,7 @@ def evaluate_saved(checkpoint: Path, config: Config, plan: Plan, fingerprint: st
     params = layer_order.rearrange(params, storage.stored_shapes(plan, shapes, mesh))
     num_wanted = max(1, config.train.eval_sequences)
     scores = api.evaluate(plan, model, mesh)
+    say(expected_text(config, plan))
     found = validate(scores, params, held_out, plan, mesh, num_wanted=num_wanted)
     if found is None:
         raise ValueError(
@@ -128,6 +153,24 @@ def _settings(saved: Mapping[str, Any]) -> dict[str, Any]:
 def _plans_anew(overrides: Sequence[str]) -> bool:
     names = {override.partition("=")[0].strip() for override in overrides} - {"model.check_kernels"}
     return any(name == each or name.startswith(f"{each}.") for name in names for each in _OF_PLANS)
+
+
+def _pins_a_step(overrides: Sequence[str]) -> bool:
+    """Returns whether overrides say how a training step runs: then the plan is one of a training step."""
+    names = [override.partition("=")[0].strip() for override in overrides]
+    return any(
+        name.partition(".")[0] in ("schedule", "stash", "planner", "optimizer")
+        or (name.startswith("sequence.") and name != "sequence.length")
+        for name in names
+    )
+
+
+def _evaluation_plan(config: Config) -> Plan:
+    """Returns a plan of forwards alone for the devices at hand; warns if it does not fit."""
+    found = plan_evaluation(for_evaluation(config, config.mesh), num_wanted=max(1, config.train.eval_sequences))
+    if found.problem:
+        warnings.warn(found.problem, stacklevel=2)
+    return found.plan
 
 
 def _for_any_mesh(settings: Mapping[str, Any]) -> dict[str, Any]:

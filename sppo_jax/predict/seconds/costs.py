@@ -263,7 +263,7 @@ class CostModel:
         sent = (members - 1) / members * (once * (self.compute_bytes + 2 * _FLOAT32) + again)
         cast = _FLOAT32 + self.compute_bytes if self.compute_bytes < _FLOAT32 else 0
         updated = self.params / members * (_OPTIMIZER_PASSES * _FLOAT32 + cast) + self.params * _FLOAT32
-        return sent / self._stage_link + updated / self.cluster.device.hbm_bytes_s + self.host_update_s()
+        return sent / self.stage_link_bytes_s + updated / self.cluster.device.hbm_bytes_s + self.host_update_s()
 
     def host_update_s(self) -> float:
         """Returns the seconds of copies of parameters, moments and gradients on the host with no compute beside them.
@@ -405,13 +405,13 @@ class CostModel:
         Ticks of the last group of layers are charged for the embedding too, though they do without it.
         """
         members = self.mesh.data * self.mesh.seq
-        sent = (members - 1) / members * self.table_params / self._stage_link
+        sent = (members - 1) / members * self.table_params / self.stage_link_bytes_s
         gather_s = sent * self.compute_bytes
         scatter_s = sent * 2 * _FLOAT32 + self.table_params * 2 * _FLOAT32 / self.cluster.device.hbm_bytes_s
         return {"F": gather_s, "B": scatter_s, "H": gather_s + scatter_s}
 
     @property
-    def _stage_link(self) -> float:
+    def stage_link_bytes_s(self) -> float:
         """Bytes a second of a sum over the devices of a stage, by the adapters of all its members on a host."""
         device, seq = self.cluster.device, self.mesh.seq
         span = seq if self.mesh.data == 1 else self.mesh.num_devices

@@ -78,3 +78,8 @@ def head_bytes(vocab_size: int, compute_bytes: int) -> float:
         compute_bytes: bytes of an activation.
     """
     return vocab_size * (3 * _FLOAT32 + compute_bytes)
+
+
+def logit_bytes(vocab_size: int) -> float:
+    """Returns the bytes that a head without gradients moves for a token: its logits' maximum, and their sum."""
+    return vocab_size * 2 * _FLOAT32

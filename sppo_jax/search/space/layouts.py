@@ -171,7 +171,7 @@ def layouts(request: Request) -> list[Layout]:
         ValueError: no layout exists; the message says why.
     """
     try:
-        found, refused = _find(request)
+        found, refused = find_layouts(request)
     except ValueError as error:
         raise ValueError(f"{error}; {_advice(request)}") from None
     if found:
@@ -197,7 +197,7 @@ def _rules_of(request: Request, refused: list[Refused]) -> str:
     return ", ".join([*dict.fromkeys(error.must for error in broken), *limits])
 
 
-def _find(request: Request) -> tuple[list[Layout], list[Refused]]:
+def find_layouts(request: Request) -> tuple[list[Layout], list[Refused]]:
     """Returns every layout, and the meshes that have none with the rules that each breaks.
 
     Raises:
@@ -311,7 +311,7 @@ def _finder(request: Request) -> Find:
     def find(changed: Request) -> list[Layout]:
         way = way_for(changed.config, USUAL if by_choice else Way())
         try:
-            return _find(replace(changed, way=way))[0]
+            return find_layouts(replace(changed, way=way))[0]
         except ValueError:
             return []
 

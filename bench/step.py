@@ -221,7 +221,7 @@ def _lower(args, length: int, devices, layout, places: str) -> tuple:
     batch = batch_shapes(plan, mesh)
     known = {
         "predicted_hbm_bytes": max(plan.predicted.hbm_bytes),
-        "kv_bytes": _kv_bytes(plan, len(step.layers.kinds), step.head_shapes[None]),
+        "kv_bytes": _kv_bytes(plan, len(step.layers.layer_types), step.head_shapes[None]),
     }
     return jax.jit(step.__call__).lower(shapes, batch), compiler_options("cuda", step.uses_host, mesh.size), known
 

@@ -41,7 +41,7 @@ class Facts:
 
     Args:
         num_layers: layers of the model.
-        kinds: of each layer; () where all are alike.
+        layer_types: of each layer; () where all are alike.
         stacks: of each layer the name of the stack that holds its parameters; () where all are alike.
         num_heads: query heads of the model.
         state_heads: heads of the output of a layer's mixer with a state; None: no layer has one, or still open.
@@ -74,13 +74,13 @@ class Facts:
         places: the places of layer inputs, attention outputs and the rest.
         balance_over: whose tokens a loss that balances experts is of, "sequence" or "batch".
         forwards_first: whether every forward of a step comes before its first backward.
-        is_mixed: whether layers are of several kinds.
+        is_mixed: whether layers are of several types.
         most_whole: the most layers of a group that have neither a window nor a state.
         has_tails: whether layers with a window have tails; see `has_tails`.
     """
 
     num_layers: int | None = None
-    kinds: tuple[str | None, ...] = ()
+    layer_types: tuple[str | None, ...] = ()
     stacks: tuple[str, ...] = ()
     num_heads: int | None = None
     state_heads: int | None = None
@@ -188,21 +188,21 @@ def _layers_of_stages(facts: Facts) -> Broken | None:
     return Broken(f"{what} must divide model.num_layers={layers}", got, change)
 
 
-def _kinds_of_groups(facts: Facts) -> Broken | None:
+def _types_of_groups(facts: Facts) -> Broken | None:
     """One program serves all groups of all stages.
 
-    On one stage every group has as many layers of each stack, or one layer, for a tick chooses by its group which kinds
-    it runs. The groups of several stages have the same kinds in the same order, because all stages make the same
+    On one stage every group has as many layers of each stack, or one layer, for a tick chooses by its group which types
+    it runs. The groups of several stages have the same types in the same order, because all stages make the same
     exchanges.
     """
-    if not facts.kinds or facts.pipe is None:
+    if not facts.layer_types or facts.pipe is None:
         return None
     interleave = facts.interleave or 1
     if _is_even(facts, facts.pipe * interleave):
         return None
     what = "mesh.pipe" if interleave == 1 else "mesh.pipe * schedule.interleave"
     must = "equal patterns of model.layers" if facts.pipe > 1 else "groups with as many layers of each shape"
-    possible = [str(count) for count in divisors(len(facts.kinds)) if _is_even(facts, count)]
+    possible = [str(count) for count in divisors(len(facts.layer_types)) if _is_even(facts, count)]
     return Broken(
         f"{what} must divide the layers into {must}",
         f"{facts.pipe * interleave} parts",
@@ -215,23 +215,23 @@ def _ends_in_period(facts: Facts) -> bool:
 
     Its stacks are filled with layers of zeros, which nothing runs.
     """
-    parts, count = facts.interleave or 1, len(facts.kinds)
+    parts, count = facts.interleave or 1, len(facts.layer_types)
     size = group_size(count, parts)
     if facts.pipe != 1 or not 1 < size < count or group_size(count, size) != parts:
         return False
-    return all(kind == facts.kinds[number % size] for number, kind in enumerate(facts.kinds))
+    return all(one == facts.layer_types[number % size] for number, one in enumerate(facts.layer_types))
 
 
 def _is_even(facts: Facts, parts: int) -> bool:
     """Returns whether one program serves so many parts of the layers."""
-    size, rest = divmod(len(facts.kinds), parts)
+    size, rest = divmod(len(facts.layer_types), parts)
     if rest:
         return _ends_in_period(replace(facts, interleave=parts))
     if facts.pipe != 1:
-        return facts.kinds[:size] * parts == facts.kinds
+        return facts.layer_types[:size] * parts == facts.layer_types
     if size == 1:
         return True
-    names = facts.stacks or facts.kinds
+    names = facts.stacks or facts.layer_types
     counts = [Counter(names[begin : begin + size]) for begin in range(0, len(names), size)]
     return all(count == counts[0] for count in counts)
 
@@ -528,11 +528,11 @@ def _rest_of_period(facts: Facts) -> Broken | None:
     return Broken(must, facts.places[2], "change it, or use stash.inputs=host")
 
 
-def _kinds_of_period(facts: Facts) -> Broken | None:
+def _types_of_period(facts: Facts) -> Broken | None:
     """Where layers are alike, nothing of a group is cheap to compute again, or all of it is."""
     if facts.places is None or facts.places[0] != "period" or facts.is_mixed in (None, True):
         return None
-    must = "stash.inputs=period must have a model with layers of several kinds"
+    must = "stash.inputs=period must have a model with layers of several types"
     return Broken(must, "layers that are all alike", "use stash.inputs=host, keep or recompute")
 
 
@@ -590,7 +590,7 @@ RULES = (
     _pipelines,
     _stages_of_table,
     _layers_of_stages,
-    _kinds_of_groups,
+    _types_of_groups,
     _layers_of_groups,
     _flexible_members,
     _length,
@@ -620,7 +620,7 @@ RULES = (
     _one_wave_for_host,
     _all_recomputed,
     _rest_of_period,
-    _kinds_of_period,
+    _types_of_period,
     _teams_of_period,
     _rebuilds_of_period,
     _balance_over_batch,
@@ -653,16 +653,16 @@ def layers_per_virtual_stage(
     num_layers: int,
     pipe: int,
     interleave: int,
-    kinds: tuple[str | None, ...] = (),
+    layer_types: tuple[str | None, ...] = (),
     stacks: tuple[str, ...] = (),
 ) -> int:
-    """Returns the layers of a virtual stage, of which the last one may have fewer; `kinds` and more as in `Facts`.
+    """Returns the layers of a virtual stage, of which the last may have fewer; layer types and stacks as in `Facts`.
 
     Raises:
-        Broken: the layers, or their kinds, do not divide evenly.
+        Broken: the layers, or their types, do not divide evenly.
     """
     facts = Facts(num_layers=num_layers, pipe=pipe, interleave=interleave)
-    check(replace(facts, kinds=kinds, stacks=stacks))
+    check(replace(facts, layer_types=layer_types, stacks=stacks))
     return group_size(num_layers, pipe * interleave)
 
 

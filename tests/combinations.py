@@ -7,7 +7,7 @@ from itertools import combinations
 
 from programs import KV_GRAD_ROUNDINGS, Case, host_kinds
 
-from sppo_jax.config.kinds import parse_layers
+from sppo_jax.config.layer_types import parse_layers
 from sppo_jax.schedule.check import check
 from sppo_jax.schedule.csv_format import to_csv
 from sppo_jax.schedule.generators import make_table
@@ -237,7 +237,7 @@ def draw_experts(seed: int) -> Case:
 
 
 def draw_kinds(seed: int) -> Case:
-    """Draws a program of layers of several kinds: even seeds a depth-first one, odd seeds a breadth-first one.
+    """Draws a program of layers of several types: even seeds a depth-first one, odd seeds a breadth-first one.
 
     Args:
         seed: the same seed gives the same program.
@@ -391,7 +391,7 @@ def draw_period(seed: int) -> Case:
 
 
 def with_period(case: Case, seed: int) -> Case:
-    """Gives a program of several kinds of layers a stash of each group's first input alone."""
+    """Gives a program of several layer types a stash of each group's first input alone."""
     draws, plan = Draws(seed + 9000), dict(case.plan)
     attention = draws.pick(("keep", "host", "recompute"))
     plan["places"] = ("period", attention, "recompute")

@@ -115,7 +115,7 @@ PUBLISHED = {
         ),
         tie_word_embeddings=False, vision_config=dict(depth=27, model_type="qwen3_5_moe"),
     ),
-    # Qwen/Qwen3-Next-80B-A3B-Instruct, with the kinds of layers left out and settings in the old places.
+    # Qwen/Qwen3-Next-80B-A3B-Instruct, with the layer types left out and settings in the old places.
     "qwen3-next-80b-a3b": dict(
         architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next", attention_bias=False, attention_dropout=0.0,
         decoder_sparse_step=1, full_attention_interval=4, head_dim=256, hidden_act="silu", hidden_size=2048,

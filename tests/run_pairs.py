@@ -31,8 +31,8 @@ NEEDS = {
 # Features that no run has together, by the rule that says so.
 APART = {
     ("flex", "states"): "a model with layers that have a state must have sequence.groups=static",
-    # A hybrid has two kinds of layers already, and no family has a third.
-    ("kinds", "states"): "a Hugging Face model must have kinds of layers that a family has",
+    # A hybrid has two layer types already, and no family has a third.
+    ("kinds", "states"): "a Hugging Face model must have layer types that a family has",
 }
 _MOST = 6
 

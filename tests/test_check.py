@@ -165,7 +165,7 @@ def test_a_config_made_small_keeps_its_mesh_kinds_kernel_and_places(name, num_la
     small = make_plan(few, cluster)
     assert (small.mesh, small.kernel, small.optimizer) == (plan.mesh, plan.kernel, plan.optimizer)
     assert (small.stash.inputs, small.stash.attention) == (plan.stash.inputs, plan.stash.attention)
-    assert few.model.num_layers == num_layers and set(few.model.kind_names) == set(config.model.kind_names)
+    assert few.model.num_layers == num_layers and set(few.model.type_names) == set(config.model.type_names)
     assert few.model.hidden_size == config.model.hidden_size and small.sequence_length <= 4096
 
 

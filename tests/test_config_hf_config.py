@@ -170,11 +170,11 @@ def test_the_sliding_window_is_that_of_all_layers(changes, window):
 )
 def test_a_window_of_some_layers_is_a_kind_of_layer(changes, layers):
     model = ModelConfig(**shape_from_hf({**SMALL, "architectures": None, "sliding_window": 64, **changes}))
-    assert (model.layers, model.sliding_window, model.of_kind("local").sliding_window) == (layers, None, 64)
+    assert (model.layers, model.sliding_window, model.of_type("local").sliding_window) == (layers, None, 64)
     content = shape_to_hf(model, like={}, length=0, dtype="float32")
     assert content["model_type"] == changes["model_type"] and content["layer_types"].count("sliding_attention") < 4
     again = ModelConfig(**shape_from_hf(content))
-    assert (again.kind_names, again.of_kind("local")) == (model.kind_names, model.of_kind("local"))
+    assert (again.type_names, again.of_type("local")) == (model.type_names, model.of_type("local"))
 
 
 GPT_OSS = PUBLISHED["gpt-oss-20b"]

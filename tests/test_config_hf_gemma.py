@@ -32,7 +32,7 @@ def test_what_is_left_out_is_as_in_transformers():
     model = ModelConfig(**shape_from_hf(language_config({"model_type": "gemma3", "text_config": text})))
     assert (model.vocab_size, model.num_heads, model.num_kv_heads, model.head_dim) == (262208, 8, 4, 256)
     assert (model.layers, model.tied_embeddings, model.query_scale) == ("5x(5xlocal,full),4xlocal", True, None)
-    assert (model.rope.theta, model.of_kind("local").rope.theta) == (1e6, 1e4)
+    assert (model.rope.theta, model.of_type("local").rope.theta) == (1e6, 1e4)
     assert (model.norm_eps, model.rope.original_length) == (1e-6, 131072)
 
 
@@ -58,7 +58,7 @@ def test_windowed_layers_have_a_rotation_of_their_own(changes, layers, window, t
     model = model_of(rope_theta=7e5, rope_local_base_freq=2e4, **changes)
     assert (model.layers, model.sliding_window, model.rope.theta) == (layers, window, theta)
     if layers:
-        assert (model.of_kind("local").rope.theta, model.of_kind("local").sliding_window) == (2e4, 4096)
+        assert (model.of_type("local").rope.theta, model.of_type("local").sliding_window) == (2e4, 4096)
     again = ModelConfig(**shape_from_hf(shape_to_hf(model, like={}, length=0, dtype="float32")))
     assert again == model
 
@@ -68,7 +68,7 @@ def test_a_longer_rotation_is_that_of_layers_without_a_window(name):
     settings = {"preset": name, "rope": {"scaling": "yarn", "factor": 16, "original_length": 8192}}
     model = config_from_dict({"model": settings, "sequence": {"length": 64}, "train": {"steps": 1}}).model
     assert (model.rope.scaling, model.rope.factor) == ("yarn", 16)
-    local = model.of_kind("local").rope
+    local = model.of_type("local").rope
     assert (local.scaling, local.factor) == ("none", 1)
 
 

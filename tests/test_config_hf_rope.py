@@ -104,7 +104,7 @@ def test_rotations_by_layer_type_are_those_of_transformers(family, settings):
     base = {key: value for key, value in PLAIN.items() if key != "architectures"} | {"head_dim": 16}
     base |= dict(layer_types=["sliding_attention", "full_attention"] * 2, model_type=family)
     model = ModelConfig(**shape_from_hf({**base, **settings}))
-    kinds = {"sliding_attention": model.of_kind("local").rope, "full_attention": model.rope}
+    kinds = {"sliding_attention": model.of_type("local").rope, "full_attention": model.rope}
     theirs = transformers.AutoConfig.for_model(**copy.deepcopy({**base, **settings})).rope_parameters
     for name, rope in kinds.items():
         scaling = {"none": "default"}.get(rope.scaling, rope.scaling)

@@ -127,7 +127,7 @@ def test_a_number_is_a_number():
     types = {"local": {"sliding_window": "none"}}
     mixed = {"model": {"sliding_window": 4, "layers": "local,full", "layer_types": types}}
     model = config_from_dict(settings(mixed)).model
-    assert [model.of_kind(name).sliding_window for name in ("local", "full")] == [None, 4]
+    assert [model.of_type(name).sliding_window for name in ("local", "full")] == [None, 4]
 
 
 @pytest.mark.parametrize("name", OLD)

@@ -183,7 +183,7 @@ def test_a_layer_with_the_delta_rule_by_hand():
     built = [x.shape for x in jax.tree.leaves(nnx.state(abstract_layer(model), nnx.Param))]
     assert sorted(map(sorted, built)) == sorted(map(sorted, (*layer_matrices(model), *layer_vectors(model))))
     mixed = ModelConfig(vocab_size=100, hidden_size=8, layers="3xdelta,full", num_layers=4, num_heads=4, mlp_size=16)
-    delta, full = (layer_costs(mixed.of_kind(name)) for name in ("delta", "full"))
+    delta, full = (layer_costs(mixed.of_type(name)) for name in ("delta", "full"))
     linear = 3 * delta.linear_flops + full.linear_flops
     assert flops_per_token(mixed, 64) == 3 * (linear + 3 * delta.state_flops + 32 * full.pair_flops + 2 * 100 * 8)
 

@@ -152,7 +152,7 @@ def test_keys_that_are_left_out_have_the_values_of_transformers():
     got = ModelConfig(**shape_from_hf(SMALL))
     assert got.layers == "3xdelta,full" and got.rope.fraction == 0.25 and got.head_dim == 256
     theirs = transformers.Qwen3NextConfig(**{k: v for k, v in SMALL.items() if k != "model_type"})
-    delta = got.of_kind("delta").delta
+    delta = got.of_type("delta").delta
     assert (delta.value_heads, delta.key_heads, delta.taps) == (
         theirs.linear_num_value_heads, theirs.linear_num_key_heads, theirs.linear_conv_kernel_dim,
     )  # fmt: skip

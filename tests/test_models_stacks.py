@@ -1,4 +1,4 @@
-"""Layers of several kinds in the dense model."""
+"""Layers of several types in the dense model."""
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +63,7 @@ def test_kinds_of_one_shape_share_a_stack_in_the_order_of_the_model():
         return carry, x
 
     stacks = {"local+full": jnp.arange(4), "wide": jnp.arange(4, 6)}
-    scan_layers(model.config.kind_names, stacks, stack_names(model.layers), body, 0)
+    scan_layers(model.config.type_names, stacks, stack_names(model.layers), body, 0)
     jax.effects_barrier()
     assert seen == [("local", 0), ("full", 1), ("wide", 4), ("local", 2), ("full", 3), ("wide", 5)]
 
@@ -95,6 +95,6 @@ def test_counts_are_those_of_all_layers():
     model = small_model(dtype="float32", layers=PATTERN, num_layers=7, layer_types=KINDS)
     config, params = model.config, nnx.state(model, nnx.Param)
     assert num_params(config) == sum(leaf.size for leaf in jax.tree.leaves(params)) == num_active_params(config)
-    local, full, mean = (layer_costs(one) for one in (config.of_kind("local"), config.of_kind("full"), config))
+    local, full, mean = (layer_costs(one) for one in (config.of_type("local"), config.of_type("full"), config))
     assert 7 * mean.kv_elements == 5 * local.kv_elements + 2 * full.kv_elements
-    assert 7 * mean.params == 5 * layer_params(config.of_kind("local")) + 2 * layer_params(config.of_kind("full"))
+    assert 7 * mean.params == 5 * layer_params(config.of_type("local")) + 2 * layer_params(config.of_type("full"))

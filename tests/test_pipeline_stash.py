@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sppo_jax.pipeline.kinds import At
+from sppo_jax.pipeline.layer_types import At
 from sppo_jax.pipeline.mechanism import TickOnDevice
 from sppo_jax.pipeline.rows import HostRow
 from sppo_jax.pipeline.stash.buffers import HostPlace, StashLayout, chunk_entries

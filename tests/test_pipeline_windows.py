@@ -5,7 +5,7 @@ from combinations import draw_window, with_window
 from programs import Case, compare
 from team_cases import batches, case
 
-from sppo_jax.config.kinds import parse_layers
+from sppo_jax.config.layer_types import parse_layers
 
 DRAWN_IN_CI = (123,)
 HYBRID = Case(

@@ -188,8 +188,8 @@ def test_gradient_sums_on_their_way_to_the_host_hold_up_backwards():
     config, plan = planned(cluster="h100:1x1", stash={"inputs": "keep", "attention": "keep", "rest": "recompute"})
     assert plan.optimizer == "host"
     writes = writes_of(config, plan)
-    of_kind = {
+    of_op = {
         kind: {w.copying_s > 0 for t, w in zip(plan.outline().ticks, writes, strict=True) if t.op == kind}
         for kind in "FBH"
     }
-    assert of_kind == {"F": {False}, "B": {True}, "H": {False}}
+    assert of_op == {"F": {False}, "B": {True}, "H": {False}}

@@ -420,7 +420,7 @@ def test_of_several_kinds_the_widest_of_a_moment_is_charged():
     def work(shape):
         return sums(holders._work(shape, ways, (16, 48), NUMBERS))
 
-    of_kinds = [work(replace(shape, model=model.of_kind(name))) for name in kinds]
+    of_kinds = [work(replace(shape, model=model.of_type(name))) for name in kinds]
     assert work(shape) == {moment: max(found[moment] for found in of_kinds) for moment in MOMENTS}
     # Each kind is the widest in some moment.
     assert of_kinds[0]["rebuild"] > of_kinds[1]["rebuild"] and of_kinds[0]["mlp"] < of_kinds[1]["mlp"]

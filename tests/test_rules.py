@@ -17,8 +17,8 @@ CASES = {
         dict(num_layers=6, pipe=4),
         "mesh.pipe must divide model.num_layers=6, got mesh.pipe=4; use 3 ",
     ),
-    "_kinds_of_groups": (
-        dict(kinds=("a", "b", "b") * 4, pipe=3, interleave=2),
+    "_types_of_groups": (
+        dict(layer_types=("a", "b", "b") * 4, pipe=3, interleave=2),
         "mesh.pipe * schedule.interleave must divide the layers into equal patterns of model.layers, got 6 parts; use "
         "1 or 2 or 4, or another pattern",
     ),
@@ -123,9 +123,9 @@ CASES = {
         dict(places=("period", "keep", "host")),
         "stash.rest must be recompute where stash.inputs=period, got host; change it, or use stash.inputs=host",
     ),
-    "_kinds_of_period": (
+    "_types_of_period": (
         dict(places=("period", "auto", "auto"), is_mixed=False),
-        "stash.inputs=period must have a model with layers of several kinds, got layers that are all alike; use ",
+        "stash.inputs=period must have a model with layers of several types, got layers that are all alike; use ",
     ),
     "_teams_of_period": (
         dict(places=("period", "auto", "auto"), groups="auto"),
@@ -167,7 +167,7 @@ def test_with_teams_a_loss_over_sequences_is_of_sums_over_rows():
 
 
 # Facts without which a rule is broken all the same.
-NOT_NEEDED = {"_one_group_at_a_time": ("schedule",), "_kinds_of_groups": ("interleave",)}
+NOT_NEEDED = {"_one_group_at_a_time": ("schedule",), "_types_of_groups": ("interleave",)}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -179,29 +179,31 @@ def test_a_rule_holds_where_one_of_its_facts_is_open(name):
 
 
 def test_groups_of_one_stage_have_as_many_layers_of_each_shape():
-    """In any order, and of any kinds of a shape; or they are lone layers."""
-    kinds, stacks = ("local", "wide", "wide", "full", "full", "wide"), ("a", "b", "b", "a", "a", "b")
+    """In any order, and of any types of a shape; or they are lone layers."""
+    layer_types, stacks = ("local", "wide", "wide", "full", "full", "wide"), ("a", "b", "b", "a", "a", "b")
     for interleave in (1, 3, 6):
-        check(Facts(kinds=kinds, stacks=stacks, pipe=1, interleave=interleave))
+        check(Facts(layer_types=layer_types, stacks=stacks, pipe=1, interleave=interleave))
     with pytest.raises(
         Broken, match=r"into groups with as many layers of each shape, got 2 parts; use 1 or 3 or 6, or"
     ):
-        check(Facts(kinds=kinds, stacks=stacks, pipe=1, interleave=2))
+        check(Facts(layer_types=layer_types, stacks=stacks, pipe=1, interleave=2))
     with pytest.raises(Broken, match=r"into equal patterns of model.layers, got 3 parts; use 1, or another pattern"):
-        check(Facts(kinds=kinds, stacks=stacks, pipe=3))
+        check(Facts(layer_types=layer_types, stacks=stacks, pipe=3))
 
 
 def test_the_last_group_of_one_stage_may_be_the_beginning_of_a_period():
     period = ("local", "local", "full")
-    facts = Facts(num_layers=8, kinds=(*period, *period, "local", "local"), stacks=("a",) * 8, pipe=1, interleave=3)
+    facts = Facts(
+        num_layers=8, layer_types=(*period, *period, "local", "local"), stacks=("a",) * 8, pipe=1, interleave=3
+    )
     check(facts)
-    assert layers_per_virtual_stage(8, 1, 3, facts.kinds, facts.stacks) == 3
+    assert layers_per_virtual_stage(8, 1, 3, facts.layer_types, facts.stacks) == 3
     check(replace(facts, stacks=("a", "a", "b", "a", "a", "b", "a", "a")))
     for change in (
         dict(interleave=5),
         dict(pipe=3, interleave=1),
-        dict(kinds=(*period, *period, "full", "local")),
-        dict(kinds=()),
+        dict(layer_types=(*period, *period, "full", "local")),
+        dict(layer_types=()),
     ):
         assert list(broken(replace(facts, **change))), change
 

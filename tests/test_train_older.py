@@ -1,6 +1,6 @@
 """Runs of each form that version 0.1.0 wrote in the middle of its work: they go on with their plan and their tokens.
 
-`older/forms.tar.xz` holds a dense model, one with layers of several kinds and one with experts: config, plan, the
+`older/forms.tar.xz` holds a dense model, one with layers of several types and one with experts: config, plan, the
 checkpoint of step 2 of 4, and the tokens of their text.
 """
 

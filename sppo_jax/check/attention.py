@@ -32,7 +32,7 @@ def measure(model: ModelConfig, plan: Plan, devices: Sequence[jax.Device]) -> Fi
     """Returns what differs from plain attention on a device of this process; "" where nothing does.
 
     Args:
-        model: its kinds of layers give the calls.
+        model: its layer types give the calls.
         plan: gives the kernel, and how heads are spread.
         devices: of this process.
     """

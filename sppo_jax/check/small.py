@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sppo_jax.config import Config, config_from_dict, to_dict
-from sppo_jax.config.kinds import layers_text
+from sppo_jax.config.layer_types import layers_text
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
 
@@ -57,7 +57,7 @@ def own_settings(platform: str, num_devices: int, tile: int) -> dict[str, Any]:
 
 
 def shrunk(config: Config, plan: Plan, cluster: Cluster) -> Config:
-    """Returns a config with the mesh, the kinds of layers, the kernel and the places of another, and little work.
+    """Returns a config with the mesh, the layer types, the kernel and the places of another, and little work.
 
     Args:
         config: the config.
@@ -113,7 +113,7 @@ def _schedule(config: Config, plan: Plan, sequences: int) -> dict[str, Any]:
 def _model(config: Config, plan: Plan, platform: str) -> dict[str, Any]:
     """Returns the model with two layers, or a period of its layers, in each virtual stage; narrow on a CPU."""
     model, groups = config.model, plan.mesh.pipe * _interleave(plan)
-    names = model.kind_names
+    names = model.type_names
     per_group = min(len(names) // groups, max(2, _period(names)))
     settings = {**to_dict(config)["model"], "hf": None, "preset": None, "num_layers": per_group * groups}
     if settings["layers"]:
@@ -131,7 +131,7 @@ def _model(config: Config, plan: Plan, platform: str) -> dict[str, Any]:
 
 
 def _period(names: tuple[str, ...]) -> int:
-    """Returns after how many layers the kinds of layers begin again; all of them where they do not."""
+    """Returns after how many layers the layer types begin again; all of them where they do not."""
     sizes = (size for size in range(1, len(names)) if all(a == b for a, b in zip(names, names[size:], strict=False)))
     return next(sizes, len(names))
 

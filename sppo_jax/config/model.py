@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from sppo_jax.config.complete import complete_model
 from sppo_jax.config.delta import DeltaConfig
 from sppo_jax.config.experts import ExpertsConfig
-from sppo_jax.config.kinds import DELTA, FULL, KindConfig, check_kinds, parse_layers, replaced_by
+from sppo_jax.config.layer_types import DELTA, FULL, LayerTypeConfig, check_layer_types, parse_layers, replaced_by
 from sppo_jax.config.rope import RopeConfig
 from sppo_jax.config.section import AUTO, ConfigError, Section, WorkedOut, build_section
 
@@ -28,7 +28,7 @@ class ModelConfig(Section):
         vocab_size: number of token ids; 1 to 10000000.
         hidden_size: elements of the hidden state of a token; 1 to 10000000.
         num_layers: number of layers; 1 to 10000; may be left out where `model.layers` names them.
-        layers: the kind of each layer, names with counts and brackets such as 10x(5xlocal,full),2xlocal, where "full"
+        layers: the type of each layer, names with counts and brackets such as 10x(5xlocal,full),2xlocal, where "full"
             is the model itself, and "delta" the model with `mixer: delta`; null: all layers are alike.
         layer_types: for each other name in `model.layers` what its layers have in place of the model's settings.
         mixer: what mixes the tokens of a layer: "attention", or "delta", the gated delta rule, whose past is a state
@@ -78,7 +78,7 @@ class ModelConfig(Section):
     hidden_size: int
     num_layers: int
     layers: str | None = None
-    layer_types: dict[str, KindConfig] = field(default_factory=dict, hash=False)
+    layer_types: dict[str, LayerTypeConfig] = field(default_factory=dict, hash=False)
     mixer: Literal["attention", "delta"] = "attention"
     delta: DeltaConfig = field(default_factory=DeltaConfig)
     num_heads: int
@@ -117,62 +117,62 @@ class ModelConfig(Section):
         return settings
 
     @property
-    def kind_names(self) -> tuple[str, ...]:
-        """The kind of each layer."""
+    def type_names(self) -> tuple[str, ...]:
+        """The type of each layer."""
         return parse_layers(self.layers) if self.layers else (FULL,) * self.num_layers
 
-    def of_kind(self, name: str) -> ModelConfig:
-        """Returns the model as if all its layers were of one kind."""
-        return _of_kind(self, name)
+    def of_type(self, name: str) -> ModelConfig:
+        """Returns the model as if all its layers were of one type."""
+        return _of_type(self, name)
 
     @property
     def stacks(self) -> dict[str, tuple[str, ...]]:
-        """The kinds whose layers are stored as one stack, by its name: their parameters have one shape."""
+        """The types whose layers are stored as one stack, by its name: their parameters have one shape."""
         return _stacks(self)
 
     @property
     def stack_names(self) -> tuple[str, ...]:
         """The stack of each layer."""
-        stack_of = {kind: name for name, kinds in self.stacks.items() for kind in kinds}
-        return tuple(stack_of[kind] for kind in self.kind_names)
+        stack_of = {layer_type: name for name, layer_types in self.stacks.items() for layer_type in layer_types}
+        return tuple(stack_of[layer_type] for layer_type in self.type_names)
 
     @property
     def routed(self) -> ExpertsConfig:
         """The experts of the layers that have some; those of all these layers are alike."""
-        found = (kind.experts for kind, _ in self.counts(self.num_layers) if kind.experts.count)
+        found = (layer_type.experts for layer_type, _ in self.counts(self.num_layers) if layer_type.experts.count)
         return next(found, self.experts)
 
     @property
-    def attention_kinds(self) -> list[ModelConfig]:
-        """The model of each kind of layer that has attention."""
-        return [kind for kind, _ in self.counts(self.num_layers) if kind.mixer == "attention"]
+    def attention_types(self) -> list[ModelConfig]:
+        """The model of each layer type that has attention."""
+        return [layer_type for layer_type, _ in self.counts(self.num_layers) if layer_type.mixer == "attention"]
 
     @property
     def shared_heads(self) -> tuple[int, int]:
-        """The query heads and the key-value heads that devices may divide: the gcd over all kinds with attention."""
-        kinds = self.attention_kinds or [self]
-        return math.gcd(*(kind.num_heads for kind in kinds)), math.gcd(*(kind.num_kv_heads for kind in kinds))
+        """The query heads and the key-value heads that devices may divide: the gcd over all types with attention."""
+        layer_types = self.attention_types or [self]
+        return math.gcd(*(one.num_heads for one in layer_types)), math.gcd(*(one.num_kv_heads for one in layer_types))
 
     def shared_window(self, length: int) -> int:
-        """Returns the window of which a ring must be a divisor: the gcd over all kinds of layers; 0 without one."""
-        return math.gcd(*(kind.window_within(length) for kind in self.attention_kinds))
+        """Returns the window of which a ring must be a divisor: the gcd over all layer types; 0 without one."""
+        return math.gcd(*(layer_type.window_within(length) for layer_type in self.attention_types))
 
     def counts(self, num_layers: int) -> list[tuple[ModelConfig, int]]:
-        """Returns the model of each kind, and how many of so many layers are of the kind: its share of all layers.
+        """Returns the model of each type, and how many of so many layers are of the type: its share of all layers.
 
-        Of the kinds of one stack a group of layers may have any mix, so their shares of a group are rounded.
+        Of the types of one stack a group of layers may have any mix, so their shares of a group are rounded.
         """
         if not self.layers:
             return [(self, num_layers)]
-        names = self.kind_names
+        names = self.type_names
         found = {}
-        for kinds in self.stacks.values():
+        for layer_types in self.stacks.values():
             begin = passed = 0
-            for name in kinds:
+            for name in layer_types:
                 passed += names.count(name)
                 end = num_layers * passed // self.num_layers
                 found[name], begin = end - begin, end
-        return [(self.of_kind(name), found[name]) for name in dict.fromkeys(names)]
+        return [(self.of_type(name), found[name]) for name in dict.fromkeys(names)]
 
     def window_within(self, length: int) -> int:
         """Returns the tokens that a token of a sequence of `length` attends to; 0: all before it."""
@@ -218,9 +218,9 @@ class ModelConfig(Section):
             raise ConfigError(f"model.head_dim must be even (rotary pairs), got {self.head_dim}; choose an even number")
         if self.mixer == DELTA:
             object.__setattr__(self, "delta", self.delta.filled(self.num_heads, self.num_kv_heads, self.head_dim))
-        self._check_kinds()
+        self._check_layer_types()
 
-    def _check_kinds(self) -> None:
+    def _check_layer_types(self) -> None:
         if self.layers is None:
             if self.layer_types:
                 raise ConfigError(
@@ -228,11 +228,11 @@ class ModelConfig(Section):
                     f"{', '.join(self.layer_types)} without; set model.layers, or remove model.layer_types"
                 )
             return
-        names = self.kind_names
-        check_kinds(names, self.layer_types, self.num_layers)
+        names = self.type_names
+        check_layer_types(names, self.layer_types, self.num_layers)
         for name in dict.fromkeys(names):
             try:
-                self.of_kind(name)
+                self.of_type(name)
             except ConfigError as error:
                 raise ConfigError(f"model.layer_types.{name}: {error}") from None
 
@@ -245,7 +245,7 @@ class ModelConfig(Section):
 
 
 @lru_cache(maxsize=256)
-def _of_kind(model: ModelConfig, name: str) -> ModelConfig:
+def _of_type(model: ModelConfig, name: str) -> ModelConfig:
     given = replaced_by(model.layer_types, name)
     for part in given.keys() & {"rope", "experts", "delta"}:
         own = getattr(model, part)
@@ -256,8 +256,8 @@ def _of_kind(model: ModelConfig, name: str) -> ModelConfig:
 @lru_cache(maxsize=256)
 def _stacks(model: ModelConfig) -> dict[str, tuple[str, ...]]:
     alike: dict[ModelConfig, list[str]] = {}
-    for name in dict.fromkeys(model.kind_names):
+    for name in dict.fromkeys(model.type_names):
         # No parameter's shape depends on these two.
-        shape = dataclasses.replace(model.of_kind(name), sliding_window=None, rope=RopeConfig())
+        shape = dataclasses.replace(model.of_type(name), sliding_window=None, rope=RopeConfig())
         alike.setdefault(shape, []).append(name)
-    return {"+".join(kinds): tuple(kinds) for kinds in alike.values()}
+    return {"+".join(layer_types): tuple(layer_types) for layer_types in alike.values()}

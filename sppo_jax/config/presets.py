@@ -73,7 +73,7 @@ def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
 
 
 def _local(window: int, theta: float) -> dict[str, Any]:
-    """Returns a kind of layers with a window, whose rotation is not scaled."""
+    """Returns a layer type with a window, whose rotation is not scaled."""
     return {"local": {"sliding_window": window, "rope": {"theta": theta, "scaling": "none", "factor": 1.0}}}
 
 

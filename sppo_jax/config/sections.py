@@ -196,7 +196,7 @@ class StashConfig(Section):
     Args:
         inputs: place of the inputs of the layers: "keep" is device memory, "host" is host memory, "recompute"
             recomputes them from the input of the virtual stage; "period" does so too, with a share of these inputs on
-            the host and few keys and values for layers with a window, and needs layers of several kinds; "auto":
+            the host and few keys and values for layers with a window, and needs layers of several types; "auto":
             chosen by the planner.
         attention: place of the attention outputs: "keep" is device memory, "host" is host memory, "recompute"
             recomputes them in the backward pass; "auto": chosen by the planner, which may stash only those of the last

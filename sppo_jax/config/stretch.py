@@ -100,16 +100,18 @@ def _published(model: ModelConfig) -> Published | None:
         try:
             folder = local_path(model.hf, "model.hf")
             rope, num_positions = RopeConfig(**read_shape(folder)["rope"]), read_num_positions(folder)
-            kind = read_config(folder)["model_type"]
+            model_type = read_config(folder)["model_type"]
         except ValueError:
             return None
         name = str(folder)
     elif model.preset in PRESET_POSITIONS:
-        kind, num_positions = PRESET_POSITIONS[str(model.preset)]
+        model_type, num_positions = PRESET_POSITIONS[str(model.preset)]
         name, rope = f"preset {model.preset}", RopeConfig(**PRESETS[str(model.preset)]["rope"])
     else:
         return None
-    return Published(name=name, rope=rope, num_positions=num_positions, trained=trained_length(kind, num_positions))
+    return Published(
+        name=name, rope=rope, num_positions=num_positions, trained=trained_length(model_type, num_positions)
+    )
 
 
 def _known(published: Published, now: RopeConfig) -> int:
@@ -125,9 +127,9 @@ def _known(published: Published, now: RopeConfig) -> int:
 def _needed(model: ModelConfig, published: Published, length: int, known: int) -> tuple[dict[str, Any], str]:
     """Returns the settings of `model.rope` that sequences beyond the known length need, and why."""
     now, trained = model.rope, published.trained
-    kinds = [model.of_kind(name) for name in dict.fromkeys(model.kind_names)]
-    rotating = [kind for kind in kinds if kind.mixer == "attention" and kind.rope.fraction > 0]
-    if all(kind.sliding_window for kind in rotating):
+    layer_types = [model.of_type(name) for name in dict.fromkeys(model.type_names)]
+    rotating = [one for one in layer_types if one.mixer == "attention" and one.rope.fraction > 0]
+    if all(layer_type.sliding_window for layer_type in rotating):
         return {}, "rope is not scaled: every layer that rotates has a window, so no distance is beyond the positions"
     beyond = f"{length:,} tokens are beyond the {known:,} for which the model is meant"
     if now.scaling != "none":
@@ -136,7 +138,7 @@ def _needed(model: ModelConfig, published: Published, length: int, known: int) -
             f"rope keeps the model's scaling {now.scaling}, with factor {factor} in place of {now.factor:g}: {beyond}"
         )
     factor = math.ceil(length / trained)
-    if any(kind.sliding_window and kind.rope == now for kind in rotating):
+    if any(layer_type.sliding_window and layer_type.rope == now for layer_type in rotating):
         theta = _raised(now.theta, factor, int(model.head_dim * now.fraction))
         return {"theta": theta}, (
             f"rope.theta is raised: {beyond}, and yarn would also stretch the layers with a window, which rotate alike"

@@ -29,13 +29,13 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
     Raises:
         ValueError: no family has such a model; the message names the setting.
     """
-    kind = _family_of_kinds(model, like.get("model_type")) or _family_name(model, like.get("model_type"))
-    experts = experts_to_hf(model.experts, like, kind) if model.experts.count else {}
+    family = _family_of_types(model, like.get("model_type")) or _family_name(model, like.get("model_type"))
+    experts = experts_to_hf(model.experts, like, family) if model.experts.count else {}
     kept = {key: value for key, value in like.items() if key not in _NOT_KEPT}
     max_length = max(scaled_length(model.rope), length, like.get("max_position_embeddings") or 0)
     config = kept | {
-        "architectures": [FAMILIES[kind].architecture],
-        "model_type": kind,
+        "architectures": [FAMILIES[family].architecture],
+        "model_type": family,
         "vocab_size": model.vocab_size,
         "hidden_size": model.hidden_size,
         "num_hidden_layers": model.num_layers,
@@ -43,25 +43,25 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
         "num_key_value_heads": model.num_kv_heads,
         "head_dim": model.head_dim,
         "intermediate_size": model.mlp_size or 0,
-        **({"hidden_activation": "gelu_pytorch_tanh"} if kind == GEMMA else {"hidden_act": "silu"}),
+        **({"hidden_activation": "gelu_pytorch_tanh"} if family == GEMMA else {"hidden_act": "silu"}),
         "tie_word_embeddings": model.tied_embeddings,
         "rms_norm_eps": model.norm_eps,
-        "max_position_embeddings": max_length or FAMILIES[kind].max_length,
+        "max_position_embeddings": max_length or FAMILIES[family].max_length,
         "torch_dtype": dtype,
-        **_ropes_to_hf(model, kind),
-        **_scales_to_hf(model, kind),
+        **_ropes_to_hf(model, family),
+        **_scales_to_hf(model, family),
         **experts,
-        **_delta_to_hf(model, kind),
-        **_layers_to_hf(model, kind),
+        **_delta_to_hf(model, family),
+        **_layers_to_hf(model, family),
     }
-    if kind in _HAVE_DENSE and model.mlp_size:
+    if family in _HAVE_DENSE and model.mlp_size:
         config["intermediate_size"] = model.mlp_size
-    if kind != "qwen2":
-        config["attention_bias"] = FAMILIES[kind].output_bias
-    if kind == "llama":
+    if family != "qwen2":
+        config["attention_bias"] = FAMILIES[family].output_bias
+    if family == "llama":
         return config | {"mlp_bias": False}
     window = model.sliding_window
-    if kind == "mistral":
+    if family == "mistral":
         return config | {"sliding_window": window}
     if "layer_types" in config:
         return config
@@ -103,14 +103,14 @@ def _parts(owner: ModelConfig | Family) -> tuple[str, ...]:
     return (*(name for name in _PARTS if getattr(owner, name)), *norms)
 
 
-def _delta_kinds(model: ModelConfig) -> list[ModelConfig]:
-    """Returns the model of each kind of layer that has the gated delta rule."""
-    return [kind for kind, _ in model.counts(model.num_layers) if kind.mixer == "delta"]
+def _delta_types(model: ModelConfig) -> list[ModelConfig]:
+    """Returns the model of each layer type that has the gated delta rule."""
+    return [layer_type for layer_type, _ in model.counts(model.num_layers) if layer_type.mixer == "delta"]
 
 
 def _family_name(model: ModelConfig, preferred: str | None) -> str:
     """Returns a family that has this model: the preferred family if possible."""
-    has_experts, has_delta = model.experts.count > 0, bool(_delta_kinds(model))
+    has_experts, has_delta = model.experts.count > 0, bool(_delta_types(model))
     alike = {
         name: family
         for name, family in FAMILIES.items()
@@ -139,34 +139,34 @@ def _family_name(model: ModelConfig, preferred: str | None) -> str:
 
 
 def _layers_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
-    """Writes the keys of a config.json that say which layer is of which kind.
+    """Writes the keys of a config.json that say which layer is of which type.
 
     Args:
         model: the shape of the model.
         family: its `model_type`.
 
     Raises:
-        ValueError: the family has no such kinds; the message names them.
+        ValueError: the family has no such types; the message names them.
     """
     if FAMILIES[family].delta:
-        mixers = [model.of_kind(name).mixer for name in model.kind_names]
-        kinds = ["full_attention" if mixer == "attention" else "linear_attention" for mixer in mixers]
-        return {"layer_types": kinds} | (_dense_to_hf(model) if family in _HAVE_DENSE else {})
+        mixers = [model.of_type(name).mixer for name in model.type_names]
+        layer_types = ["full_attention" if mixer == "attention" else "linear_attention" for mixer in mixers]
+        return {"layer_types": layer_types} | (_dense_to_hf(model) if family in _HAVE_DENSE else {})
     if family == "smollm3":
-        rotates = [int(model.of_kind(name).rope.fraction > 0) for name in model.kind_names]
+        rotates = [int(model.of_type(name).rope.fraction > 0) for name in model.type_names]
         return {"no_rope_layers": rotates}
-    windows = [model.of_kind(name).sliding_window or 0 for name in model.kind_names]
-    kinds = ["sliding_attention" if window else "full_attention" for window in windows]
+    windows = [model.of_type(name).sliding_window or 0 for name in model.type_names]
+    layer_types = ["sliding_attention" if window else "full_attention" for window in windows]
     if family == "gpt_oss" or FAMILIES[family].local_theta:
-        return {"sliding_window": max(windows) or FAMILIES[family].sliding_window, "layer_types": kinds}
+        return {"sliding_window": max(windows) or FAMILIES[family].sliding_window, "layer_types": layer_types}
     if len(set(windows)) > 1:
-        return {"use_sliding_window": True, "sliding_window": max(windows), "layer_types": kinds}
+        return {"use_sliding_window": True, "sliding_window": max(windows), "layer_types": layer_types}
     return _dense_to_hf(model) if family in _HAVE_DENSE else {}
 
 
 def _dense_to_hf(model: ModelConfig) -> dict[str, Any]:
     """Writes the keys of a config.json that say which layers have no experts."""
-    dense = [number for number, name in enumerate(model.kind_names) if not model.of_kind(name).experts.count]
+    dense = [number for number, name in enumerate(model.type_names) if not model.of_type(name).experts.count]
     return {"mlp_only_layers": dense, "decoder_sparse_step": 1}
 
 
@@ -187,31 +187,31 @@ def _ropes_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
         )
     if not FAMILIES[family].local_theta:
         return rope_to_hf(model.rope, is_partial=FAMILIES[family].rope_fraction < 1)
-    kinds = [model.of_kind(name) for name in dict.fromkeys(model.kind_names)]
-    local = next((kind.rope for kind in kinds if kind.sliding_window), model.rope)
+    layer_types = [model.of_type(name) for name in dict.fromkeys(model.type_names)]
+    local = next((layer_type.rope for layer_type in layer_types if layer_type.sliding_window), model.rope)
     return ropes_to_hf(model.rope, local, has_local_theta=family == GEMMA)
 
 
-def _family_of_kinds(model: ModelConfig, preferred: str | None) -> str | None:
-    """Returns the family that has a model's kinds of layers, the preferred one if possible; None where all are alike.
+def _family_of_types(model: ModelConfig, preferred: str | None) -> str | None:
+    """Returns the family that has a model's layer types, the preferred one if possible; None where all are alike.
 
     Raises:
         ValueError: no family has them.
     """
-    names = set(model.kind_names)
+    names = set(model.type_names)
     if len(names) == 1:
         return None
     changed = [model.layer_types[name].replaced() for name in names if name in model.layer_types]
-    has_delta = bool(_delta_kinds(model))
-    if has_delta and all(set(kind) <= {"mixer"} for kind in changed):
+    has_delta = bool(_delta_types(model))
+    if has_delta and all(set(layer_type) <= {"mixer"} for layer_type in changed):
         return _family_name(model, preferred)
-    of_experts = [kind.get("experts", {"count": 0}) == {"count": 0} for kind in changed]
+    of_experts = [layer_type.get("experts", {"count": 0}) == {"count": 0} for layer_type in changed]
     if has_delta and model.experts.count and all(of_experts) and _fields(changed) <= {"mixer", "experts"}:
         return _family_name(model, "qwen3_next")
     changed = [] if has_delta else changed
-    if changed and all(_is(kind, "rope", {"fraction": 0.0}) for kind in changed):
+    if changed and all(_is(layer_type, "rope", {"fraction": 0.0}) for layer_type in changed):
         return "smollm3"
-    if changed and all(_is(kind, "experts", {"count": 0}) for kind in changed) and model.experts.count:
+    if changed and all(_is(layer_type, "experts", {"count": 0}) for layer_type in changed) and model.experts.count:
         return "qwen3_moe"
     if not model.sliding_window and len(changed) == 1 and {"sliding_window"} <= set(changed[0]) <= {*_OF_WINDOWS}:
         window = changed[0]["sliding_window"]
@@ -219,24 +219,24 @@ def _family_of_kinds(model: ModelConfig, preferred: str | None) -> str | None:
         if FAMILIES[family].local_theta or family in ("qwen2", "qwen3", "gpt_oss") and len(changed[0]) == 1:
             return family
     raise ValueError(
-        "a Hugging Face model must have kinds of layers that a family has (rope.fraction=0, experts.count=0, "
-        f"mixer=delta, or one sliding_window), got {', '.join(sorted(names))}; export only models with such kinds"
+        "a Hugging Face model must have layer types that a family has (rope.fraction=0, experts.count=0, "
+        f"mixer=delta, or one sliding_window), got {', '.join(sorted(names))}; export only models with such types"
     )
 
 
-def _fields(kinds: Sequence[Mapping[str, Any]]) -> set[str]:
-    return {name for kind in kinds for name in kind}
+def _fields(layer_types: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {name for layer_type in layer_types for name in layer_type}
 
 
-def _is(kind: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> bool:
-    return set(kind) == {name} and dict(kind[name]) == settings
+def _is(layer_type: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> bool:
+    return set(layer_type) == {name} and dict(layer_type[name]) == settings
 
 
 def _delta_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:
     """Writes the keys of a config.json that speak of the gated delta rule: none in another family."""
     if not FAMILIES[family].delta:
         return {}
-    return delta_to_hf(_delta_kinds(model)[0].delta) | {"attn_output_gate": True}
+    return delta_to_hf(_delta_types(model)[0].delta) | {"attn_output_gate": True}
 
 
 def _scales_to_hf(model: ModelConfig, family: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from sppo_jax.flex.shape import IntegerCosts, UnitWeights, WindowShape
 from sppo_jax.plan.plan import Plan, schedule_table
-from sppo_jax.predict.seconds.attention import AttentionOfKind, kernel_pairs
+from sppo_jax.predict.seconds.attention import AttentionOfType, kernel_pairs
 from sppo_jax.predict.seconds.costs import CostModel
 from sppo_jax.schedule.table import Table, TickShape, chunk_starts
 
@@ -117,11 +117,11 @@ def _pair_s(plan: Plan, costs: CostModel, op: str) -> float:
     return total * plan.mesh.seq
 
 
-def _times(plan: Plan, costs: CostModel, kind: AttentionOfKind) -> tuple[float, float]:
+def _times(plan: Plan, costs: CostModel, layer_type: AttentionOfType) -> tuple[float, float]:
     """Returns what a pair with a key of a long prefix takes, by the time of a pair: steps of the kernel for TPUs."""
-    if not costs.has_bundles or kind.window:
+    if not costs.has_bundles or layer_type.window:
         return 1.0, 1.0
-    pairs, tokens, length = kernel_pairs(costs, kind), max(plan.chunk_lengths), plan.sequence_length
+    pairs, tokens, length = kernel_pairs(costs, layer_type), max(plan.chunk_lengths), plan.sequence_length
     forward, backward = (
         (far - near) / (tokens * length)
         for far, near in zip(pairs(2 * length, tokens), pairs(length, tokens), strict=True)

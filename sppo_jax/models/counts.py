@@ -106,7 +106,7 @@ def layer_params(model: ModelConfig) -> int:
 
 
 def all_layers(model: ModelConfig) -> list[tuple[ModelConfig, int]]:
-    """Returns the model of each kind of layer, and its layers."""
+    """Returns the model of each layer type, and its layers."""
     return model.counts(model.num_layers)
 
 
@@ -117,13 +117,13 @@ def vocabulary_params(model: ModelConfig) -> int:
 
 def num_params(model: ModelConfig) -> int:
     """Counts all parameters of a decoder; a tied embedding counts once, and the final norm is among them."""
-    layers = sum(count * layer_params(kind) for kind, count in all_layers(model))
+    layers = sum(count * layer_params(layer_type) for layer_type, count in all_layers(model))
     return layers + vocabulary_params(model) + model.hidden_size
 
 
 def num_active_params(model: ModelConfig) -> int:
     """Counts the parameters that one token uses: all but those of experts to which it is not sent."""
-    return num_params(model) - sum(count * _idle_params(kind) for kind, count in all_layers(model))
+    return num_params(model) - sum(count * _idle_params(layer_type) for layer_type, count in all_layers(model))
 
 
 def _idle_params(model: ModelConfig) -> int:
@@ -150,10 +150,10 @@ def flops_per_token(model: ModelConfig, length: int) -> float:
         length: S, tokens of the sequence.
     """
     total = model.num_layers * layer_costs(model).linear_flops + head_flops(model)
-    for kind, count in all_layers(model):
-        window = kind.window_within(length)
+    for layer_type, count in all_layers(model):
+        window = layer_type.window_within(length)
         pairs = chunk_pairs(0, length, window) / length if window else length / 2
-        total += count * (layer_costs(kind).pair_flops * pairs + layer_costs(kind).state_flops)
+        total += count * (layer_costs(layer_type).pair_flops * pairs + layer_costs(layer_type).state_flops)
     return float(3 * total)
 
 
@@ -164,7 +164,7 @@ def head_flops(model: ModelConfig) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCosts:
-    """Work and size of one decoder layer, forward; the mean of all layers where they are of several kinds.
+    """Work and size of one decoder layer, forward; the mean of all layers where they are of several types.
 
     Args:
         params: parameters of the layer.
@@ -202,9 +202,9 @@ class LayerCosts:
 
 @lru_cache(maxsize=64)
 def layer_costs(model: ModelConfig) -> LayerCosts:
-    """Counts one decoder layer of a model shape; of layers of several kinds it returns the mean."""
+    """Counts one decoder layer of a model shape; of layers of several types it returns the mean."""
     if model.layers:
-        return _mean([(layer_costs(kind), count) for kind, count in all_layers(model)])
+        return _mean([(layer_costs(layer_type), count) for layer_type, count in all_layers(model)])
     experts, hidden = model.experts, model.hidden_size
     dense = sum(map(math.prod, (*_mixer_matrices(model), *_mlp_matrices(model))))
     of_experts = sum(map(math.prod, expert_arrays(model))) // max(1, experts.count) * experts.chosen
@@ -258,12 +258,12 @@ def _delta_costs(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _mean(of_kinds: list[tuple[LayerCosts, int]]) -> LayerCosts:
+def _mean(of_types: list[tuple[LayerCosts, int]]) -> LayerCosts:
     """Returns the exact mean of the costs of all layers."""
-    total = sum(count for _, count in of_kinds)
+    total = sum(count for _, count in of_types)
 
     def mean(name: str) -> Any:
-        value = sum(count * Fraction(getattr(costs, name)) for costs, count in of_kinds) / total
+        value = sum(count * Fraction(getattr(costs, name)) for costs, count in of_types) / total
         return value.numerator if value.denominator == 1 else value
 
     return LayerCosts(**{spec.name: mean(spec.name) for spec in fields(LayerCosts)})
@@ -303,8 +303,8 @@ def balance_weights(model: ModelConfig, length: int) -> tuple[float, float]:
         length: tokens of a sequence.
     """
     pair, token = 0.0, float(layer_costs(model).linear_flops) * (2 + LINEAR_BACKWARD)
-    for kind, count in all_layers(model):
-        flops = count / model.num_layers * layer_costs(kind).pair_flops * (1 + ATTENTION_BACKWARD)
-        window = kind.window_within(length)
+    for layer_type, count in all_layers(model):
+        flops = count / model.num_layers * layer_costs(layer_type).pair_flops * (1 + ATTENTION_BACKWARD)
+        window = layer_type.window_within(length)
         pair, token = (pair, token + window * flops) if window else (pair + flops, token)
     return pair, token

@@ -60,14 +60,14 @@ def stack_layers(config: ModelConfig, num_layers: int, *, rngs: nnx.Rngs, layer:
 
 
 def create_layers(config: ModelConfig, *, rngs: nnx.Rngs, layer: LayerFactory | None) -> nnx.Module:
-    """Creates all layers: one stack where they are of one kind, else `LayerStacks`."""
-    names, of_kinds = config.kind_names, {}
+    """Creates all layers: one stack where they are of one type, else `LayerStacks`."""
+    names, of_types = config.type_names, {}
     for name in dict.fromkeys(names):
-        of_kind = config.of_kind(name)
-        of_kinds[name] = stack_layers(of_kind, names.count(name), rngs=rngs, layer=layer or layer_of(of_kind))
-    if len(of_kinds) == 1:
-        return of_kinds.popitem()[1]
-    stacks = {name: {kind: of_kinds[kind] for kind in kinds} for name, kinds in config.stacks.items()}
+        of_type = config.of_type(name)
+        of_types[name] = stack_layers(of_type, names.count(name), rngs=rngs, layer=layer or layer_of(of_type))
+    if len(of_types) == 1:
+        return of_types.popitem()[1]
+    stacks = {name: {one: of_types[one] for one in layer_types} for name, layer_types in config.stacks.items()}
     return LayerStacks(stacks, names)
 
 
@@ -76,7 +76,7 @@ class Decoder(nnx.Module):
 
     Attributes:
         embedding: [V, D].
-        layers: one module, its parameters stacked to [L, ...]; where layers are of several kinds, a stack of each.
+        layers: one module, its parameters stacked to [L, ...]; where layers are of several types, a stack of each.
         final_norm: the norm before the head.
         head: [D, V], or None where the embedding serves as head too.
     """
@@ -87,7 +87,7 @@ class Decoder(nnx.Module):
         Args:
             config: the model's shape.
             rngs: source of random keys (stream `params`).
-            layer: makes one layer, `layer(config, rngs=rngs)`, where `config` is that of the layer's kind; None: the
+            layer: makes one layer, `layer(config, rngs=rngs)`, where `config` is that of the layer's type; None: the
                 layer of the config.
         """
         self.config = config
@@ -136,14 +136,14 @@ class Decoder(nnx.Module):
 
         Returns:
             x_BSD, the residual stream after the last layer, in the compute dtype; and the sums over the real tokens of
-            each sequence, a tree of arrays [L, B, ...], or None where layers return no shares. Of several kinds the
+            each sequence, a tree of arrays [L, B, ...], or None where layers return no shares. Of several types the
             layers that return shares are in the order of their stacks.
         """
-        stacks = {kind: nnx.split(stack) for kind, stack in stacks_of(self.layers).items()}
+        stacks = {layer_type: nnx.split(stack) for layer_type, stack in stacks_of(self.layers).items()}
         is_real_BS = document_ids_BS >= 0
 
-        def run_layer(kind: str | None, x_BSD: jax.Array, state: nnx.State) -> tuple[jax.Array, Any]:
-            layer = nnx.merge(stacks[kind][0], state)
+        def run_layer(layer_type: str | None, x_BSD: jax.Array, state: nnx.State) -> tuple[jax.Array, Any]:
+            layer = nnx.merge(stacks[layer_type][0], state)
             projected = layer.before_attention(x_BSD, positions_BS)
             if isinstance(projected, Operands):
                 out = mix_sequences(layer.mixer, projected, document_ids_BS)
@@ -163,8 +163,8 @@ class Decoder(nnx.Module):
         if None in stacks:
             return jax.lax.scan(partial(run_layer, None), x_BSD, stacks[None][1])
         names = stack_names(self.layers)
-        states = {names[kind]: state for kind, (_, state) in stacks.items()}
-        x_BSD, sums = scan_layers(self.config.kind_names, states, names, run_layer, x_BSD)
+        states = {names[layer_type]: state for layer_type, (_, state) in stacks.items()}
+        x_BSD, sums = scan_layers(self.config.type_names, states, names, run_layer, x_BSD)
         shared = [of_stack for of_stack in sums.values() if jax.tree.leaves(of_stack)]
         return x_BSD, jax.tree.map(lambda *xs: jnp.concatenate(xs), *shared) if shared else None
 

@@ -1,4 +1,4 @@
-"""The kinds of arrays in `nnx.state(model, nnx.Param)`: matrices and vectors of layers, tables, the final norm.
+"""The types of arrays in `nnx.state(model, nnx.Param)`: matrices and vectors of layers, tables, the final norm.
 
 An array of layers has all layers behind one another, [L, ...]. A step stacks them by groups and stages too.
 """

@@ -1,6 +1,6 @@
-"""Layers of several kinds: a stack of each, and their walk in the order of the model.
+"""Layers of several types: a stack of each, and their walk in the order of the model.
 
-Letters: L_k layers of kind k, L_s layers of stack s.
+Letters: L_k layers of type k, L_s layers of stack s.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from sppo_jax.program.fold import Loop, fold, unfold
 
 
 class LayerStacks(nnx.Module):
-    """The layers of a model of several kinds: an attribute of each stack's name is its layers, [L_s, ...], in order.
+    """The layers of a model of several types: an attribute of each stack's name is its layers, [L_s, ...], in order.
 
     Kinds whose parameters have one shape share a stack (`ModelConfig.stacks`): a group of layers may have any of them.
     """
 
     def __init__(self, stacks: Mapping[str, Mapping[str, nnx.Module]], names: Sequence[str]):
-        """Joins the layers of the kinds of each stack.
+        """Joins the layers of the types of each stack.
 
         Args:
-            stacks: of each stack's name the layers of each of its kinds, [L_k, ...].
-            names: the kind of each layer of the model.
+            stacks: of each stack's name the layers of each of its types, [L_k, ...].
+            names: the type of each layer of the model.
 
         Raises:
-            ValueError: kinds that share a stack have other parameters.
+            ValueError: types that share a stack have other parameters.
         """
         graphs = {}
-        for name, of_kinds in stacks.items():
-            stack, found = _joined(name, of_kinds, [kind for kind in names if kind in of_kinds])
+        for name, of_types in stacks.items():
+            stack, found = _joined(name, of_types, [layer_type for layer_type in names if layer_type in of_types])
             setattr(self, name, stack)
-            graphs |= {kind: (name, graph) for kind, graph in found.items()}
+            graphs |= {layer_type: (name, graph) for layer_type, graph in found.items()}
         self.graphs = _Graphs(tuple(graphs.items()))
 
     @property
@@ -50,54 +50,54 @@ class LayerStacks(nnx.Module):
 
 @dataclass(frozen=True)
 class _Graphs:
-    """Of each kind its stack's name, and the module of its layers without arrays; hashable, as a jit asks."""
+    """Of each type its stack's name, and the module of its layers without arrays; hashable, as a jit asks."""
 
     items: tuple[tuple[str, tuple[str, nnx.GraphDef]], ...]
 
 
 def _joined(
-    name: str, of_kinds: Mapping[str, nnx.Module], order: Sequence[str]
+    name: str, of_types: Mapping[str, nnx.Module], order: Sequence[str]
 ) -> tuple[nnx.Module, dict[str, nnx.GraphDef]]:
-    """Returns the layers of some kinds as one module, in the order of the model; and the graph of each kind."""
+    """Returns the layers of some types as one module, in the order of the model; and the graph of each type."""
     graphs, states = {}, []
-    for kind, layers in of_kinds.items():
-        graphs[kind], state = nnx.split(layers)
+    for layer_type, layers in of_types.items():
+        graphs[layer_type], state = nnx.split(layers)
         states.append(state)
     if len(states) == 1:
-        return next(iter(of_kinds.values())), graphs
+        return next(iter(of_types.values())), graphs
     shapes = [jax.tree.map(lambda x: x.shape[1:], state) for state in states]
     if any(other != shapes[0] for other in shapes[1:]):
         raise ValueError(
-            f"kinds of layers that differ in their window or rotation alone must have parameters of one shape, got "
-            f"other ones in {', '.join(of_kinds)} ({name}); let no shape depend on the window or the rotation"
+            f"layer types that differ in their window or rotation alone must have parameters of one shape, got "
+            f"other ones in {', '.join(of_types)} ({name}); let no shape depend on the window or the rotation"
         )
-    # The layers of a kind begin behind those of the kinds before.
-    first = dict(zip(of_kinds, np.cumsum([0, *(order.count(kind) for kind in of_kinds)]), strict=False))
+    # The layers of a type begin behind those of the types before.
+    first = dict(zip(of_types, np.cumsum([0, *(order.count(layer_type) for layer_type in of_types)]), strict=False))
     passed: Counter[str] = Counter()
     rows = []
-    for kind in order:
-        rows.append(int(first[kind]) + passed[kind])
-        passed[kind] += 1
+    for layer_type in order:
+        rows.append(int(first[layer_type]) + passed[layer_type])
+        passed[layer_type] += 1
     state = jax.tree.map(lambda *xs: jnp.concatenate(xs)[np.array(rows)], *states)
     return nnx.merge(next(iter(graphs.values())), state), graphs
 
 
 def stacks_of(layers: nnx.Module) -> dict[str | None, nnx.Module]:
-    """Returns for each kind of a decoder's layers a module of the kind with all layers of its stack.
+    """Returns for each type of a decoder's layers a module of the type with all layers of its stack.
 
     One under None where all layers are alike.
     """
     if not isinstance(layers, LayerStacks):
         return {None: layers}
     states = {name: nnx.state(getattr(layers, name)) for _, (name, _) in layers.graphs.items}
-    return {kind: nnx.merge(graph, states[name]) for kind, (name, graph) in layers.graphs.items}
+    return {layer_type: nnx.merge(graph, states[name]) for layer_type, (name, graph) in layers.graphs.items}
 
 
 def stack_names(layers: nnx.Module) -> dict[str | None, str | None]:
-    """Returns the name of the stack of each kind of a decoder's layers; None under None where all are alike."""
+    """Returns the name of the stack of each type of a decoder's layers; None under None where all are alike."""
     if not isinstance(layers, LayerStacks):
         return {None: None}
-    return {kind: name for kind, (name, _) in layers.graphs.items}
+    return {layer_type: name for layer_type, (name, _) in layers.graphs.items}
 
 
 def of_stack(tree: Any, name: str | None) -> Any:
@@ -112,12 +112,12 @@ def scan_layers(
     body: Callable[[str, Any, Any], tuple[Any, Any]],
     carry: Any,
 ) -> tuple[Any, dict[str, Any]]:
-    """Applies `body(kind, carry, layer) -> (carry, result)` to all layers in order, repeated parts in scans.
+    """Applies `body(layer_type, carry, layer) -> (carry, result)` to all layers in order, repeated parts in scans.
 
     Args:
-        names: the kind of each layer.
+        names: the type of each layer.
         stacks: trees of arrays [L_s, ...] by the name of the stack.
-        stack_of: the name of the stack of each kind.
+        stack_of: the name of the stack of each type.
         body: runs a layer, whose arrays have no leading dim.
         carry: what goes into the first layer.
 
@@ -131,7 +131,7 @@ def _scan(items: tuple, stacks: Mapping[str, Any], stack_of: Mapping[str, str], 
     taken: Counter[str] = Counter()
     results: dict[str, list] = {}
     for item in items:
-        counts = Counter(stack_of[kind] for kind in unfold([item]))
+        counts = Counter(stack_of[layer_type] for layer_type in unfold([item]))
         part = {name: _cut(stacks[name], taken[name], count) for name, count in counts.items()}
         taken += counts
         if isinstance(item, Loop):

@@ -68,10 +68,10 @@ def device_bytes(parts: Iterable[HeadArrays], seq: int, compute_bytes: int, sum_
 
 def state_heads(model: ModelConfig) -> int | None:
     """Returns the heads that the devices of a stage must divide in every layer with a state; None without any."""
-    kinds = [counts for kind, _ in model.counts(model.num_layers) if (counts := state_counts(kind)) is not None]
-    return math.gcd(*(counts.gives.heads for counts in kinds)) if kinds else None
+    found = [counts for one, _ in model.counts(model.num_layers) if (counts := state_counts(one)) is not None]
+    return math.gcd(*(counts.gives.heads for counts in found)) if found else None
 
 
 def has_attention(model: ModelConfig) -> bool:
     """Returns whether any layer has attention."""
-    return any(state_counts(kind) is None for kind, _ in model.counts(model.num_layers))
+    return any(state_counts(layer_type) is None for layer_type, _ in model.counts(model.num_layers))

@@ -48,7 +48,7 @@ from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline.batch import check_batch, check_sums, taken
 from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.cpu_order import in_order
-from sppo_jax.pipeline.kinds import blocks_of, others_of
+from sppo_jax.pipeline.layer_types import blocks_of, others_of
 from sppo_jax.pipeline.layers.stage import Layers, Stage
 from sppo_jax.pipeline.layers.token_sums import SharesLayout, Totals, sharing
 from sppo_jax.pipeline.loss_and_grads import LossAndGrads
@@ -106,81 +106,83 @@ class Step:
         self.stacks = stack_names(model.layers)
         self.others = others_of(self.blocks, self.stacks)
         self.params = jax.eval_shape(lambda: nnx.state(model, nnx.Param))
-        groups = self._kinds_of_groups()
+        groups = self._types_of_groups()
         self.head_shapes, self.layers, self.shares = self._traced(groups)
         self.target = self._target()
-        all_kinds = list(chain(*groups))
-        head_shape = mixed_shape([(shape, all_kinds.count(kind)) for kind, shape in self.head_shapes.items()])
-        patterns = [self.layers.patterns.index(kinds) for kinds in groups]
+        all_types = list(chain(*groups))
+        head_shape = mixed_shape([(shape, all_types.count(one)) for one, shape in self.head_shapes.items()])
+        patterns = [self.layers.patterns.index(layer_types) for layer_types in groups]
         self.program = lower(plan, head_shape, patterns, train=train)
         norm_graph, _ = nnx.split(model.final_norm)
         self.norm = lambda weights, x: nnx.merge(norm_graph, weights)(x)
 
-    def _kinds_of_groups(self) -> tuple[tuple[str | None, ...], ...]:
-        """Returns the kinds of the layers of each group of a stage; of several stages all groups are alike."""
+    def _types_of_groups(self) -> tuple[tuple[str | None, ...], ...]:
+        """Returns the types of the layers of each group of a stage; of several stages all groups are alike."""
         pipe, groups = self.plan.mesh.pipe, self.plan.schedule.interleave
         if None in self.blocks:
             num_layers = jax.tree.leaves(self.params["layers"])[0].shape[0]
             return ((None,) * layers_per_virtual_stage(num_layers, pipe, groups),) * groups
         config = self.model.config
-        kinds = config.kind_names
-        size = layers_per_virtual_stage(len(kinds), pipe, groups, kinds, config.stack_names)
-        return tuple(kinds[size * group : size * (group + 1)] for group in range(groups))
+        layer_types = config.type_names
+        size = layers_per_virtual_stage(len(layer_types), pipe, groups, layer_types, config.stack_names)
+        return tuple(layer_types[size * group : size * (group + 1)] for group in range(groups))
 
     def _traced(
         self, groups: tuple[tuple[str | None, ...], ...]
     ) -> tuple[dict[str | None, AttentionShape], Layers, SharesLayout | None]:
-        """Traces a layer of each kind to find its heads, its state and its shares.
+        """Traces a layer of each type to find its heads, its state and its shares.
 
         Raises:
-            ValueError: `seq` cannot divide the heads, or kinds return different shares.
+            ValueError: `seq` cannot divide the heads, or types return different shares.
         """
         plan, dtype, heads, shares = self.plan, jnp.dtype(self.model.dtype), {}, {}
         windows: dict[str | None, int] = {}
         states: dict[str | None, StateShape] = {}
         most_layers = max(map(len, groups))
         with_tails = has_tails(plan.stash.inputs, plan.stash.kv, most_layers, flexible=plan.groups == "flex")
-        for kind, block in self.blocks.items():
-            projected, state, like = self._traced_layer(kind, block)
+        for layer_type, block in self.blocks.items():
+            projected, state, like = self._traced_layer(layer_type, block)
             if jax.tree.leaves(like):
-                shares[kind] = like, block.penalty
+                shares[layer_type] = like, block.penalty
             if state is not None:
                 self._check_state(state)
-                states[kind] = state
+                states[layer_type] = state
                 continue
             q, k, *_ = projected
-            windows[kind] = block.mixer.within(plan.sequence_length)
-            self._check_split(kind, q.shape[1], windows[kind], with_tails)
-            heads[kind] = AttentionShape(
+            windows[layer_type] = block.mixer.within(plan.sequence_length)
+            self._check_split(layer_type, q.shape[1], windows[layer_type], with_tails)
+            heads[layer_type] = AttentionShape(
                 num_heads=q.shape[1] // plan.ulysses,
                 num_kv_heads=sequence.cache_heads(k.shape[1], plan.ulysses),
                 head_dim=q.shape[2],
                 itemsize=dtype.itemsize,
-                window=windows[kind] // plan.ring,
+                window=windows[layer_type] // plan.ring,
                 is_tail=with_tails,
             )
-        most_whole = max(sum(windows.get(kind, 1) == 0 for kind in kinds) for kinds in groups)
+        most_whole = max(sum(windows.get(layer_type, 1) == 0 for layer_type in layer_types) for layer_types in groups)
         of_period = Facts(places=(plan.stash.inputs, *["auto"] * 2), kv=plan.stash.kv, most_whole=most_whole)
         check(replace(of_period, is_mixed=None not in self.blocks))
         tails = {
-            kind: (shape.num_kv_heads, shape.window, shape.head_dim)
-            for kind, shape in heads.items()
+            layer_type: (shape.num_kv_heads, shape.window, shape.head_dim)
+            for layer_type, shape in heads.items()
             if with_tails and shape.window
         }
         caches: dict[tuple, list[str | None]] = {}
-        for kind, shape in heads.items():
-            caches.setdefault((shape.num_kv_heads, shape.head_dim, tails.get(kind)), []).append(kind)
+        for layer_type, shape in heads.items():
+            caches.setdefault((shape.num_kv_heads, shape.head_dim, tails.get(layer_type)), []).append(layer_type)
         kv = tuple(map(tuple, caches.values()))
         rows = rows_of_stacks(groups, self.stacks)
         own = dict(tails=tails, states=alike(states), state_shapes=states, rows=rows)
         layers = Layers(self.blocks, self.stacks, groups[0], groups, kv, tuple(shares), windows, **own)
         return heads, layers, self._shares_layout(shares, groups)
 
-    def _traced_layer(self, kind: str | None, block: Block):
-        """Returns the shapes of what a token gives to the mixer in a layer of a kind, of its state, and of shares."""
+    def _traced_layer(self, layer_type: str | None, block: Block):
+        """Returns the shapes of what a token gives to the mixer in a layer of a type, of its state, and of shares."""
         weights = Weights(
             *(
-                jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), of_stack(tree, self.stacks[kind]))
+                jax.tree.map(
+                    lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), of_stack(tree, self.stacks[layer_type])
+                )
                 for tree in (self.params["layers"], self.others)
             )
         )
@@ -202,7 +204,7 @@ class Step:
             check_sums(self.plan, penalty.over)
         if any(other != (like, penalty) for other in others):
             raise ValueError(
-                f"all kinds of layers that return shares must return the same, with one penalty, got other ones of "
+                f"all layer types that return shares must return the same, with one penalty, got other ones of "
                 f"{', '.join(map(str, shares))}; make their experts alike"
             )
         return SharesLayout(like, penalty, self.plan, jnp.dtype(self.model.dtype), sharing(groups, tuple(shares)))
@@ -221,10 +223,10 @@ class Step:
             )
         )
 
-    def _check_split(self, kind: str | None, num_heads: int, window: int, with_tails: bool) -> None:
+    def _check_split(self, layer_type: str | None, num_heads: int, window: int, with_tails: bool) -> None:
         """Checks that `seq` can divide the heads and the window of a layer, and that the model has this window too."""
-        config, mixer = self.model.config, self.blocks[kind].mixer
-        planned = config.of_kind(config.kind_names[0] if kind is None else kind).sliding_window or 0
+        config, mixer = self.model.config, self.blocks[layer_type].mixer
+        planned = config.of_type(config.type_names[0] if layer_type is None else layer_type).sliding_window or 0
         if planned != mixer.window:
             raise ValueError(
                 f"a layer must have the window of model.sliding_window={planned}, got {mixer.window}; set its "
@@ -533,11 +535,11 @@ class Step:
     def _cache_shapes(self) -> list[tuple[int, ...]]:
         plan = self.plan
         of_chunk, length, found = self.program.max_tokens * plan.ulysses, plan.sequence_length // plan.ring, []
-        for kinds in self.layers.kv:
-            shape, tail = self.head_shapes[kinds[0]], self.layers.tails.get(kinds[0])
+        for layer_types in self.layers.kv:
+            shape, tail = self.head_shapes[layer_types[0]], self.layers.tails.get(layer_types[0])
             tokens = (tail[1] if tail else length) + of_chunk
             head_dim = cache_head_dim(plan.kernel, shape.head_dim)
-            found.append((self.layers.count(kinds), shape.num_kv_heads, tokens, head_dim))
+            found.append((self.layers.count(layer_types), shape.num_kv_heads, tokens, head_dim))
         return found
 
     def _kv_grad_dtype(self, dtype):
@@ -644,8 +646,8 @@ def _compile_once(request: _Request) -> tuple[Step, Callable]:
 
 def _jitted(plan: Plan, structure: Structure, mesh: Mesh, *, train: bool) -> tuple[Step, Callable]:
     model = structure.model()
-    for kind, stack in stacks_of(model.layers).items():
-        config = model.config if kind is None else model.config.of_kind(kind)
+    for layer_type, stack in stacks_of(model.layers).items():
+        config = model.config if layer_type is None else model.config.of_type(layer_type)
         if type(stack) is not layer_of(config):
             check_block(stack, model)
     step = Step(plan, model, mesh, train=train)

@@ -163,9 +163,9 @@ def _states(run: Run, num_slots: int) -> tuple[Any, ...]:
     """Returns zeros for the states, or their cotangents, of each shape."""
     layers = run.stage.layers
 
-    def zeros(kinds: Sequence[str | None]) -> Any:
-        lead = num_slots, layers.count(kinds)
-        return jax.tree.map(lambda x: jnp.zeros((*lead, *x.shape), x.dtype), layers.state_shapes[kinds[0]].state)
+    def zeros(layer_types: Sequence[str | None]) -> Any:
+        lead = num_slots, layers.count(layer_types)
+        return jax.tree.map(lambda x: jnp.zeros((*lead, *x.shape), x.dtype), layers.state_shapes[layer_types[0]].state)
 
     return tuple(map(zeros, layers.states))
 

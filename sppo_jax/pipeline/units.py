@@ -68,7 +68,9 @@ def _state_unit(run: Run, tick: TickOnDevice, tags: Tags) -> mixing.StateUnit:
     me = vocabulary.stage_index(run.num_stages)
     documents_RS, start = buffers.pick(tags.documents, tick.mine("sequence_slot", me)), tick.mine("start", me)
     place = documents_RS, start, tick.mine("length", me), tick.spec.tokens * run.plan.ulysses
-    reaches = sorted({run.stage.layers.blocks[kind].mixer.reach for kinds in run.stage.layers.states for kind in kinds})
+    reaches = sorted(
+        {run.stage.layers.blocks[one].mixer.reach for layer_types in run.stage.layers.states for one in layer_types}
+    )
     return mixing.StateUnit(
         {reach: mixing.chunk_place(*place, reach) for reach in reaches},
         tick.mine("prefixes.slot", me),

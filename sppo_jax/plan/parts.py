@@ -53,9 +53,9 @@ def model_shape(model: Any) -> dict[str, int | str | None]:
     found = _shape(model, _MODEL_FIELDS)
     if not model.layers:
         return found
-    kinds = dict.fromkeys(model.kind_names)
-    of_kinds = {name: _shape(model.of_kind(name), _MODEL_FIELDS[3:]) for name in kinds}
-    parts = {f"layer_types.{name}.{field}": size for name, shape in of_kinds.items() for field, size in shape.items()}
+    layer_types = dict.fromkeys(model.type_names)
+    of_types = {name: _shape(model.of_type(name), _MODEL_FIELDS[3:]) for name in layer_types}
+    parts = {f"layer_types.{name}.{field}": size for name, shape in of_types.items() for field, size in shape.items()}
     return {**found, "layers": model.layers, **parts}
 
 

@@ -44,11 +44,11 @@ def group_costs(shape: MemoryShape) -> GroupCosts:
         return sum(count * sum(one) for one, count in most_layers(shape, key).items())
 
     def own(*names: str) -> Callable[[ModelConfig], Any]:
-        return lambda kind: tuple(getattr(layer_costs(kind), name) for name in names)
+        return lambda layer_type: tuple(getattr(layer_costs(layer_type), name) for name in names)
 
     rest = most_layers(shape, own("rest_elements", "rest_sums"))
     return GroupCosts(
-        params=sum(count * layer_params(kind) for kind, count in group_stacks(shape)),
+        params=sum(count * layer_params(layer_type) for layer_type, count in group_stacks(shape)),
         attention_elements=total(own("attention_elements")),
         lse_elements=total(own("lse_elements")),
         rest_elements=sum(count * elements for (elements, _), count in rest.items()),
@@ -63,53 +63,51 @@ def group_states(shape: MemoryShape) -> tuple[tuple[StateCounts, int], ...]:
     """Returns the states of a group, and the layers that have each."""
     if are_unlike(shape.model, shape.layers):
         return tuple(most_layers(shape, state_counts).items())
-    found = ((state_counts(kind), count) for kind, count in shape.model.counts(shape.layers))
+    found = ((state_counts(layer_type), count) for layer_type, count in shape.model.counts(shape.layers))
     return tuple((counts, count) for counts, count in found if counts is not None)
 
 
 @lru_cache(maxsize=1024)
 def group_caches(shape: MemoryShape) -> tuple[tuple[ModelConfig, int], ...]:
-    """Returns a kind for each shape of keys and values in a group, and the layers that have some of this shape."""
+    """Returns a type for each shape of keys and values in a group, and the layers that have some of this shape."""
     if not are_unlike(shape.model, shape.layers):
-        return tuple((kind, count) for kind, count in shape.model.counts(shape.layers) if state_counts(kind) is None)
-    kinds = {(kind.num_kv_heads, kind.head_dim): kind for kind in shape.model.attention_kinds}
-    found = most_layers(
-        shape, lambda kind: None if state_counts(kind) is not None else (kind.num_kv_heads, kind.head_dim)
-    )
-    return tuple((kinds[key], count) for key, count in found.items())
+        return tuple((one, count) for one, count in shape.model.counts(shape.layers) if state_counts(one) is None)
+    layer_types = {(one.num_kv_heads, one.head_dim): one for one in shape.model.attention_types}
+    found = most_layers(shape, lambda one: None if state_counts(one) is not None else (one.num_kv_heads, one.head_dim))
+    return tuple((layer_types[key], count) for key, count in found.items())
 
 
 def group_experts(shape: MemoryShape) -> list[tuple[int, ...]]:
     """Returns the dims of the arrays of experts in a group's buffers of weights."""
     if are_unlike(shape.model, shape.layers):
-        of_kinds = group_stacks(shape)
+        of_types = group_stacks(shape)
     else:
-        of_kinds = shape.model.counts(shape.layers)
-    return [dims for kind, count in of_kinds for dims in expert_arrays(kind) * count]
+        of_types = shape.model.counts(shape.layers)
+    return [dims for layer_type, count in of_types for dims in expert_arrays(layer_type) * count]
 
 
 def group_stacks(shape: MemoryShape) -> list[tuple[ModelConfig, int]]:
-    """Returns a kind of each stack, whose parameters have one shape, and the layers of a group in the stack."""
+    """Returns a type of each stack, whose parameters have one shape, and the layers of a group in the stack."""
     model, names = shape.model, shape.model.stack_names
     groups = (names[begin : begin + shape.layers] for begin in range(0, len(names), shape.layers))
     found: Counter[str] = Counter()
     for group in groups:
         found |= Counter(group)
-    return [(model.of_kind(kinds[0]), found[name]) for name, kinds in model.stacks.items()]
+    return [(model.of_type(layer_types[0]), found[name]) for name, layer_types in model.stacks.items()]
 
 
 def most_layers(shape: MemoryShape, key: Callable[[ModelConfig], Any]) -> dict[Any, int]:
-    """Returns for each key the most layers of a group whose kinds have it; kinds with None are left out."""
+    """Returns for each key the most layers of a group whose types have it; types with None are left out."""
     found: dict[Any, int] = {}
-    for group in kinds_of_groups(shape):
-        counts = Counter(key(kind) for kind in group)
+    for group in types_of_groups(shape):
+        counts = Counter(key(layer_type) for layer_type in group)
         found = {one: max(counts[one], found.get(one, 0)) for one in {*counts, *found}}
     return {one: count for one, count in found.items() if one is not None}
 
 
-def kinds_of_groups(shape: MemoryShape) -> Iterator[list[ModelConfig]]:
-    """Yields the kinds of the layers of each group, of groups that are alike once."""
+def types_of_groups(shape: MemoryShape) -> Iterator[list[ModelConfig]]:
+    """Yields the types of the layers of each group, of groups that are alike once."""
     model, size = shape.model, shape.layers
-    names = model.kind_names
+    names = model.type_names
     for group in dict.fromkeys(names[begin : begin + size] for begin in range(0, len(names), size)):
-        yield [model.of_kind(name) if model.layers else model for name in group]
+        yield [model.of_type(name) if model.layers else model for name in group]

@@ -51,7 +51,7 @@ _BEHIND = ALL - _BEFORE
 LOSS_TOKENS, _LOSS_BYTES = 1024, 10
 # A parameter and the two moments that Adam keeps of it.
 _STATES = 3
-# The most layers of a group that are no loop: the last one stands alone, see `pipeline.kinds.run_layers`.
+# The most layers of a group that are no loop: the last one stands alone, see `pipeline.layer_types.run_layers`.
 _LAYERS_WITHOUT_LOOP = 2
 # A norm behind an MLP asks for the MLP's output before the cotangents of its inner arrays come, so the MLP's forward is
 # made again first: so many more of its arrays are there, as compiled in two plans of Gemma 3 and one of OLMo 3.
@@ -221,7 +221,7 @@ def _gradients(
             # The embedding's sum begins with the last group, when no keys and values are made again.
             totals -= stage.matrices + stage.tables - stage.tables // num_tables(shape.model)
         group = slot_counts(num_stages, num_groups, "keep")[1] * _params_of_group(shape)
-        if not any(kind.experts.count for kind, _ in shape.model.counts(shape.layers)):
+        if not any(layer_type.experts.count for layer_type, _ in shape.model.counts(shape.layers)):
             return (Holder("grads", (group + totals) * size + leaving, first),)
         # The first scatter makes the totals, and waits for the sums of the last group: so compiled with experts.
         later = first - {"turn"} if heads_first else first
@@ -271,8 +271,8 @@ def prefix_holders(shape: MemoryShape, stash: StashPlan, held: Held) -> list[Hol
         of_group = key_value_elements(shape, held.prefix_tokens, held.tick_tokens * shape.ulysses, padded)
     else:
         elements = (
-            count * kv_heads_per_device(kind, shape.ulysses) * padded(kind.head_dim)
-            for kind, count in group_caches(shape)
+            count * kv_heads_per_device(layer_type, shape.ulysses) * padded(layer_type.head_dim)
+            for layer_type, count in group_caches(shape)
         )
         of_group = held.prefix_tokens * 2 * sum(elements)
     kv = of_group * held.kv_prefixes * shape.compute_bytes
@@ -320,7 +320,7 @@ def between_holders(shape: MemoryShape, held: Held) -> list[Holder]:
 
 @lru_cache(maxsize=4096)
 def _work(shape: MemoryShape, ways: Ways, held_tokens: tuple[int, int], numbers: Numbers) -> tuple[Holder, ...]:
-    """Returns what the forward or the backward of a layer works on; of layers of several kinds what the widest does.
+    """Returns what the forward or the backward of a layer works on; of layers of several types what the widest does.
 
     Args:
         shape: of the model on a stage.
@@ -328,27 +328,27 @@ def _work(shape: MemoryShape, ways: Ways, held_tokens: tuple[int, int], numbers:
         held_tokens: of the longest tick, and those whose keys and values there are, as in `Held`.
         numbers: the fitted ones.
     """
-    of_kinds = [
-        _work_of_kind(replace(shape, model=kind), ways, *held_tokens, numbers)
-        for kind, _ in shape.model.counts(shape.layers)
+    of_types = [
+        _work_of_type(replace(shape, model=layer_type), ways, *held_tokens, numbers)
+        for layer_type, _ in shape.model.counts(shape.layers)
     ]
     if ways.inputs == "period":
         again = Holder("work", made_again_bytes(shape, held_tokens[0]), _LAYER)
         # Layers run again in a rebuild as in a forward, before the arrays of a backward come.
-        forward = max(_alive_bytes(found, "forward") for found in of_kinds) if ways.kv == "rebuild" else 0
-        of_kinds = [
+        forward = max(_alive_bytes(found, "forward") for found in of_types) if ways.kv == "rebuild" else 0
+        of_types = [
             [*found, again, Holder("work", max(0, forward - _alive_bytes(found, "rebuild")), frozenset({"rebuild"}))]
-            for found in of_kinds
+            for found in of_types
         ]
-    if len(of_kinds) == 1:
-        return tuple(of_kinds[0])
-    return tuple(_widest(of_kinds))
+    if len(of_types) == 1:
+        return tuple(of_types[0])
+    return tuple(_widest(of_types))
 
 
-def _widest(of_kinds: list[list[Holder]]) -> Iterable[Holder]:
-    """Yields for each moment what the kind works on that holds most then: layers run one after another."""
+def _widest(of_types: list[list[Holder]]) -> Iterable[Holder]:
+    """Yields for each moment what the type works on that holds most then: layers run one after another."""
     for moment in MOMENTS:
-        widest = max(of_kinds, key=lambda found: _alive_bytes(found, moment))
+        widest = max(of_types, key=lambda found: _alive_bytes(found, moment))
         alive = [holder for holder in widest if moment in holder.moments]
         for name in dict.fromkeys(holder.name for holder in alive):
             size = sum(holder.size_bytes for holder in alive if holder.name == name)
@@ -359,8 +359,8 @@ def _alive_bytes(holders: Iterable[Holder], moment: str) -> float:
     return sum(size for _, size, moments in holders if moment in moments)
 
 
-def _work_of_kind(shape: MemoryShape, ways: Ways, tokens: int, prefix_tokens: int, numbers: Numbers) -> list[Holder]:
-    """Returns what the forward or the backward of a layer of one kind works on; arguments as `_work`."""
+def _work_of_type(shape: MemoryShape, ways: Ways, tokens: int, prefix_tokens: int, numbers: Numbers) -> list[Holder]:
+    """Returns what the forward or the backward of a layer of one type works on; arguments as `_work`."""
     model, size = shape.model, shape.compute_bytes
     layer = layer_costs(model)
     # Under ulysses heads of keys and values are replicated until they divide evenly.
@@ -500,7 +500,7 @@ def on_way_bytes(shape: MemoryShape, num_groups: int, num_stages: int, num_parts
         return 0, 0
     share = stage_params_of(shape, num_groups, num_stages).matrices // num_groups
     if are_unlike(shape.model, shape.layers):
-        share = sum(count * layer_share(kind, shape.data, shape.seq) for kind, count in group_stacks(shape))
+        share = sum(count * layer_share(layer_type, shape.data, shape.seq) for layer_type, count in group_stacks(shape))
     part = 4 * -(-share // num_parts)
     return share * shape.compute_bytes + part, share * shape.sum_bytes + part
 

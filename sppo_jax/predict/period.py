@@ -24,18 +24,18 @@ def period_bytes(shape: MemoryShape, stash: StashPlan) -> TokenBytes:
     size = shape.compute_bytes
 
     def that_attend(key: Callable[[ModelConfig], Any], *, windows: bool) -> dict:
-        def own(kind: ModelConfig) -> Any:
-            left_out = state_counts(kind) or (tail_keys(kind, shape) and not windows)
-            return None if left_out else key(kind)
+        def own(layer_type: ModelConfig) -> Any:
+            left_out = state_counts(layer_type) or (tail_keys(layer_type, shape) and not windows)
+            return None if left_out else key(layer_type)
 
         return most_layers(shape, own)
 
     # Arrays of one shape share a buffer, those of outputs and of their LSE by themselves. A layer with a window runs
     # again for the layers behind it, so a lone one stashes its output too.
     is_lone = shape.layers == 1
-    outputs = that_attend(lambda kind: (kind.num_heads, kind.head_dim), windows=is_lone)
-    lses = that_attend(lambda kind: kind.num_heads, windows=is_lone)
-    choices = most_layers(shape, lambda kind: layer_costs(kind).choices or None)
+    outputs = that_attend(lambda layer_type: (layer_type.num_heads, layer_type.head_dim), windows=is_lone)
+    lses = that_attend(lambda layer_type: layer_type.num_heads, windows=is_lone)
+    choices = most_layers(shape, lambda layer_type: layer_costs(layer_type).choices or None)
     states = most_layers(shape, state_counts)
     attention = sum(count * heads * dim * size for (heads, dim), count in outputs.items())
     attention += sum(count * heads * shape.sum_bytes for heads, count in lses.items())
@@ -51,7 +51,7 @@ def period_bytes(shape: MemoryShape, stash: StashPlan) -> TokenBytes:
         shared_attention=shared,
         tails=tail_bytes(shape),
         states=sum(
-            count * device_bytes(of_kind.keeps, shape.seq, size, shape.sum_bytes) for of_kind, count in states.items()
+            count * device_bytes(of_type.keeps, shape.seq, size, shape.sum_bytes) for of_type, count in states.items()
         ),
     )
 

@@ -61,7 +61,7 @@ def state_arrays(model: ModelConfig, layers: int, pipe: int, data: int, seq: int
 
     table = -(-model.vocab_size // pipe), model.hidden_size
     tables = (part(table) for _ in range(num_tables(model)))
-    of_layers = (count * part(dims) for kind, count in model.counts(layers) for dims in layer_matrices(kind))
+    of_layers = (count * part(dims) for one, count in model.counts(layers) for dims in layer_matrices(one))
     return (*tables, *of_layers)
 
 
@@ -79,8 +79,8 @@ def pinned_of(memory: Memory, shape: MemoryShape, num_groups: int, num_stages: i
         cluster: the devices.
     """
     matrices = state_arrays(shape.model, shape.layers * num_groups, num_stages, shape.data, shape.seq, shape.sum_bytes)
-    kinds = shape.model.counts(shape.layers * num_groups)
-    vectors = sum(count * sum(map(math.prod, layer_vectors(kind))) for kind, count in kinds) * shape.sum_bytes
+    layer_types = shape.model.counts(shape.layers * num_groups)
+    vectors = sum(count * sum(map(math.prod, layer_vectors(one))) for one, count in layer_types) * shape.sum_bytes
     state, on_device = ((), (*matrices, vectors)) if shape.optimizer == "device" else (matrices, (vectors,))
     arrays = HostArrays(state=state * _STATES, stash_bytes=memory.host_stash, save=on_device * _STATES)
     copied, saves = replace(arrays, save=(*matrices, vectors) * _STATES), memory.saves(cluster)

@@ -40,10 +40,10 @@ def stage_params(model: ModelConfig, layers: int, pipe: int, data: int, seq: int
     """
     table, tables = (-(-model.vocab_size // pipe), model.hidden_size), num_tables(model)
     whole, matrices, vectors = tables * math.prod(table), 0, 0
-    for kind, count in model.counts(layers):
-        whole += count * layer_params(kind)
-        matrices += count * layer_share(kind, data, seq)
-        vectors += count * sum(_share(dims, data, seq) for dims in layer_vectors(kind))
+    for layer_type, count in model.counts(layers):
+        whole += count * layer_params(layer_type)
+        matrices += count * layer_share(layer_type, data, seq)
+        vectors += count * sum(_share(dims, data, seq) for dims in layer_vectors(layer_type))
     of_tables = tables * _share(table, data, seq)
     # Every device has the final norm.
     own = matrices + vectors + of_tables + model.hidden_size

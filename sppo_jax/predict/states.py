@@ -52,12 +52,12 @@ class StateWork(NamedTuple):
 def state_work(model: ModelConfig, seq: int) -> StateWork | None:
     """Returns the work of a model's mixers on stages of `seq` devices; None where all layers have attention."""
     share = flops = sent = sums = 0.0
-    for kind, count in model.counts(model.num_layers):
-        counts = state_counts(kind)
+    for layer_type, count in model.counts(model.num_layers):
+        counts = state_counts(layer_type)
         if counts is None:
             continue
         of_all = count / model.num_layers
-        share, flops = share + of_all, flops + of_all * layer_costs(kind).state_flops
+        share, flops = share + of_all, flops + of_all * layer_costs(layer_type).state_flops
         sent += of_all * seq * device_bytes((*counts.takes, counts.gives), seq, 1, 0)
         sums += of_all * seq * device_bytes(counts.takes, seq, 0, 1)
     return StateWork(share, flops, sent, sums) if share else None
@@ -77,7 +77,7 @@ def stretch_bytes(model: ModelConfig, tokens: int, seq: int, sum_bytes: int) -> 
     More tokens never take less, as the search's bounds ask for; stretches of one length may be up to half as long.
 
     Args:
-        model: of a kind whose layers have a state.
+        model: of a type whose layers have a state.
         tokens: of the tick on one device.
         seq: devices of a stage, over which heads are spread.
         sum_bytes: of an element of the rule.

@@ -10,7 +10,7 @@ from typing import Any
 from sppo_jax.config import ModelConfig
 from sppo_jax.models.state_counts import state_counts
 from sppo_jax.plan.parts import StashPlan
-from sppo_jax.predict.group_layers import kinds_of_groups, most_layers
+from sppo_jax.predict.group_layers import most_layers, types_of_groups
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.workspace import kv_heads_per_device
 from sppo_jax.rules import has_tails
@@ -22,7 +22,7 @@ def holds_tails(shape: MemoryShape, stash: StashPlan) -> bool:
 
 
 def tail_keys(model: ModelConfig, shape: MemoryShape) -> int:
-    """Returns the keys of a tail on one ring member, in layers of a kind; 0 for a kind without a window or a state."""
+    """Returns the keys of a tail on one ring member, in layers of a type; 0 for a type without a window or a state."""
     if not shape.length or state_counts(model):
         return 0
     return model.window_within(shape.length) // (shape.seq // shape.ulysses)
@@ -32,11 +32,11 @@ def tail_keys(model: ModelConfig, shape: MemoryShape) -> int:
 def tail_bytes(shape: MemoryShape) -> int:
     """Returns the bytes of the tails of a stash."""
 
-    def of_kind(kind: ModelConfig) -> tuple[int, int, int] | None:
-        keys = tail_keys(kind, shape)
-        return (kv_heads_per_device(kind, shape.ulysses), keys, kind.head_dim) if keys else None
+    def of_type(layer_type: ModelConfig) -> tuple[int, int, int] | None:
+        keys = tail_keys(layer_type, shape)
+        return (kv_heads_per_device(layer_type, shape.ulysses), keys, layer_type.head_dim) if keys else None
 
-    tails = most_layers(shape, of_kind)
+    tails = most_layers(shape, of_type)
     return sum(2 * count * heads * keys * dim * shape.compute_bytes for (heads, keys, dim), count in tails.items())
 
 
@@ -44,10 +44,11 @@ def tail_bytes(shape: MemoryShape) -> int:
 def token_key_values(shape: MemoryShape) -> int:
     """Returns the elements of a token's keys and values in layers of a group that have no tail, all heads."""
 
-    def of_kind(kind: ModelConfig) -> Any:
-        return None if state_counts(kind) or tail_keys(kind, shape) else (kind.num_kv_heads, kind.head_dim)
+    def of_type(layer_type: ModelConfig) -> Any:
+        is_left_out = state_counts(layer_type) or tail_keys(layer_type, shape)
+        return None if is_left_out else (layer_type.num_kv_heads, layer_type.head_dim)
 
-    return sum(2 * count * heads * dim for (heads, dim), count in most_layers(shape, of_kind).items())
+    return sum(2 * count * heads * dim for (heads, dim), count in most_layers(shape, of_type).items())
 
 
 def inputs_made_again(shape: MemoryShape) -> int:
@@ -55,7 +56,7 @@ def inputs_made_again(shape: MemoryShape) -> int:
 
     Of those with a tail they do not, where all groups have as many of these.
     """
-    counts = {sum(tail_keys(kind, shape) > 0 for kind in kinds) for kinds in kinds_of_groups(shape)}
+    counts = {sum(tail_keys(one, shape) > 0 for one in layer_types) for layer_types in types_of_groups(shape)}
     return shape.layers - (counts.pop() if len(counts) == 1 else 0)
 
 
@@ -78,10 +79,10 @@ def key_value_elements(shape: MemoryShape, prefix_tokens: int, chunk_tokens: int
 def _caches(shape: MemoryShape) -> tuple[tuple[tuple[int, int, int], int], ...]:
     """Returns heads, their elements and keys of a tail of the layers of a group that have keys and values, counted."""
 
-    def of_cache(kind: ModelConfig) -> tuple[int, int, int] | None:
-        if state_counts(kind):
+    def of_cache(layer_type: ModelConfig) -> tuple[int, int, int] | None:
+        if state_counts(layer_type):
             return None
-        return kv_heads_per_device(kind, shape.ulysses), kind.head_dim, tail_keys(kind, shape)
+        return kv_heads_per_device(layer_type, shape.ulysses), layer_type.head_dim, tail_keys(layer_type, shape)
 
     return tuple(most_layers(shape, of_cache).items())
 
@@ -89,7 +90,7 @@ def _caches(shape: MemoryShape) -> tuple[tuple[tuple[int, int, int], int], ...]:
 @lru_cache(maxsize=4096)
 def ends_in_windows(shape: MemoryShape) -> bool:
     """Returns whether some layers have keys and values of the whole prefix, but none of the last group."""
-    model, names = shape.model, shape.model.kind_names
-    is_whole = [not tail_keys(kind, shape) and state_counts(kind) is None for kind in map(model.of_kind, names)]
+    model, names = shape.model, shape.model.type_names
+    is_whole = [not tail_keys(one, shape) and state_counts(one) is None for one in map(model.of_type, names)]
     last = (len(names) - 1) // shape.layers * shape.layers
     return any(is_whole) and not any(is_whole[last:])

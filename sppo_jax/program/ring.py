@@ -46,8 +46,8 @@ class AttentionShape:
     is_tail: bool = False
 
     @property
-    def kinds(self) -> "tuple[tuple[AttentionShape, int], ...]":
-        """The shape of each kind of layer, and the share of its layers: of all layers this one."""
+    def layer_types(self) -> "tuple[tuple[AttentionShape, int], ...]":
+        """The shape of each layer type, and the share of its layers: of all layers this one."""
         return ((self, 1),)
 
     @property
@@ -58,18 +58,18 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class MixedShape:
-    """Attention of one device in layers of several kinds, in the mean of all layers.
+    """Attention of one device in layers of several types, in the mean of all layers.
 
     Args:
-        kinds: the attention of each kind, and the share of its layers.
+        layer_types: the attention of each type, and the share of its layers.
     """
 
-    kinds: tuple[tuple[AttentionShape, float], ...]
+    layer_types: tuple[tuple[AttentionShape, float], ...]
 
     @property
     def sum_bytes(self) -> int:
-        """Bytes of an element of a sum, which all kinds have in common."""
-        return self.kinds[0][0].sum_bytes
+        """Bytes of an element of a sum, which all types have in common."""
+        return self.layer_types[0][0].sum_bytes
 
 
 def mixed_shape(shapes: Sequence[tuple[AttentionShape, int]], without: int = 0) -> AttentionShape | MixedShape:
@@ -151,7 +151,7 @@ class Ring:
             result = shape.sum_bytes * (shape.head_dim + 1)  # output and LSE
             return rows * (hops * shape.head_dim * shape.itemsize + self.members * result)
 
-        return sum(share * sent(shape) for shape, share in self.shape.kinds)
+        return sum(share * sent(shape) for shape, share in self.shape.layer_types)
 
     def backward_bytes(self, passes: str, tokens: int, bound: int) -> float:
         """Returns the bytes that a device sends in one layer's backward; arguments as `forward_bytes`."""
@@ -167,7 +167,7 @@ class Ring:
             travels = 2 * shape.head_dim * shape.itemsize + shape.sum_bytes + summary  # q, dout, LSE and the summary
             return rows * (hops * travels + self.members * shape.head_dim * shape.sum_bytes)
 
-        return sum(share * sent(shape) for shape, share in self.shape.kinds)
+        return sum(share * sent(shape) for shape, share in self.shape.layer_types)
 
     def _elements(self, shape: AttentionShape, bound: int, tokens: int) -> int:
         """Returns the elements of keys and values that travel."""

@@ -82,7 +82,7 @@ def check_plan(plan: Plan, config: Config) -> None:
     check(
         Facts(
             num_layers=config.model.num_layers,
-            kinds=config.model.kind_names if config.model.layers else (),
+            layer_types=config.model.type_names if config.model.layers else (),
             stacks=config.model.stack_names if config.model.layers else (),
             num_heads=config.model.shared_heads[0],
             pipe=mesh.pipe,

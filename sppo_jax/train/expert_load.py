@@ -55,14 +55,14 @@ def move_biases(params: nnx.State, totals: Totals, model: ModelConfig, is_finite
     config = model.routed
     if not config.choice_bias:
         return params
-    layers = zip(model.kind_names, model.stack_names, strict=True)
-    stacks = [stack for kind, stack in layers if model.of_kind(kind).experts.count]
+    layers = zip(model.type_names, model.stack_names, strict=True)
+    stacks = [stack for layer_type, stack in layers if model.of_type(layer_type).experts.count]
 
     def move(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         if not _is_choice_bias(path):
             return leaf
         chosen_LE = totals.sums.chosen
-        if len(set(model.kind_names)) > 1:
+        if len(set(model.type_names)) > 1:
             chosen_LE = chosen_LE[np.flatnonzero(np.array(stacks) == path[1].key)]
         change_LE = moved_bias(jnp.zeros(chosen_LE.shape, leaf.dtype), chosen_LE, config.bias_rate)
         return jnp.where(is_finite, leaf + arrange(change_LE, leaf.shape), leaf)

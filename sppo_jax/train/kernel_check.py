@@ -49,7 +49,7 @@ def check_kernels_once(config: Config, plan: Plan, *devices: jax.Device) -> str:
     Args:
         config: `model.check_kernels` leaves the check out.
         plan: its kernel, and how its heads are spread.
-        devices: all of this process, of one kind.
+        devices: of this process, all alike.
 
     Raises:
         ValueError: a call fails or differs from plain attention by more than rounding; says which, and what to do.
@@ -99,9 +99,9 @@ def _refusal(plan: Plan, found: str, device: jax.Device, facts: Mapping[str, obj
 
 
 def calls_of(model: ModelConfig, plan: Plan) -> list[tuple[CallHeads, bool]]:
-    """Returns the heads of the kernel's calls on one device, and whether they have windows, of kinds with attention."""
-    kinds = [(kind, kind.window_within(plan.sequence_length) > 0) for kind in model.attention_kinds]
-    return list(dict.fromkeys((_few(heads, plan), window) for kind, window in kinds for heads in heads_of(kind, plan)))
+    """Returns the heads of the kernel's calls on one device, and whether they have windows, of types with attention."""
+    calls = [(one, one.window_within(plan.sequence_length) > 0) for one in model.attention_types]
+    return list(dict.fromkeys((_few(heads, plan), window) for one, window in calls for heads in heads_of(one, plan)))
 
 
 def _few(heads: CallHeads, plan: Plan) -> CallHeads:

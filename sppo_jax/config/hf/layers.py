@@ -1,4 +1,4 @@
-"""Which layers of a Hugging Face model are of which kind; imports no jax."""
+"""Which layers of a Hugging Face model are of which type; imports no jax."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sppo_jax.config.hf.rope import used_settings
-from sppo_jax.config.kinds import DELTA, FULL, layers_text
+from sppo_jax.config.layer_types import DELTA, FULL, layers_text
 
 # Layers without rotation, layers with an MLP among those with experts, and layers with a window among others.
 UNROTATED, DENSE, DENSE_DELTA, WINDOWED = "unrotated", "dense", "dense_delta", "local"
@@ -42,26 +42,28 @@ def layers_from_hf(config: Mapping[str, Any], windows: Sequence[int], rope: Mapp
     if config["model_type"] in _HYBRIDS:
         return _hybrid_layers(config)
     names = [FULL] * config["num_hidden_layers"]
-    kinds: dict[str, Any] = {}
+    layer_types: dict[str, Any] = {}
     if config["model_type"] == "smollm3":
         names = [FULL if rotates else UNROTATED for rotates in _rotations(config)]
-        kinds[UNROTATED] = {"rope": {"fraction": 0.0}}
+        layer_types[UNROTATED] = {"rope": {"fraction": 0.0}}
     if config["model_type"] == "qwen3_moe":
         names = [DENSE if dense else FULL for dense in _dense_layers(config)]
-        kinds[DENSE] = _NO_EXPERTS
+        layer_types[DENSE] = _NO_EXPERTS
     if len(set(windows)) > 1:
         if set(names) != {FULL}:
             raise ValueError(
-                f"layers with a window must not differ in another way, got windows and layers of kind "
+                f"layers with a window must not differ in another way, got windows and layers of type "
                 f"{', '.join(sorted(set(names) - {FULL}))}; choose another model"
             )
         names = [WINDOWED if window else FULL for window in windows]
-        kinds[WINDOWED] = {"sliding_window": max(windows)} | ({} if rope is None else {"rope": used_settings(rope)})
-    return _fields_of(names, kinds)
+        layer_types[WINDOWED] = {"sliding_window": max(windows)} | (
+            {} if rope is None else {"rope": used_settings(rope)}
+        )
+    return _fields_of(names, layer_types)
 
 
-def _fields_of(names: Sequence[str], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    used = {name: kind for name, kind in kinds.items() if name in names}
+def _fields_of(names: Sequence[str], layer_types: Mapping[str, Any]) -> dict[str, Any]:
+    used = {name: layer_type for name, layer_type in layer_types.items() if name in names}
     return (
         {"layers": layers_text(names), "layer_types": used}
         if used or DELTA in names
@@ -72,7 +74,7 @@ def _fields_of(names: Sequence[str], kinds: Mapping[str, Any]) -> dict[str, Any]
 def _hybrid_layers(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what `layers_from_hf` returns of a model that has linear attention in some layers."""
     dense = _dense_layers(config) if config["model_type"] == "qwen3_next" else [False] * config["num_hidden_layers"]
-    attends = [kind == "full_attention" for kind in _hybrid_types(config)]
+    attends = [layer_type == "full_attention" for layer_type in _hybrid_types(config)]
     names = [
         (DENSE if whole else DENSE_DELTA) if has_mlp else (FULL if whole else DELTA)
         for whole, has_mlp in zip(attends, dense, strict=True)
@@ -88,22 +90,22 @@ def windows_from_hf(config: Mapping[str, Any], default: int) -> list[int]:
         default: of the family, where the key is left out.
 
     Raises:
-        ValueError: a layer is of another kind, or `layer_types` is of another length than the model.
+        ValueError: a layer is of another type, or `layer_types` is of another length than the model.
     """
     window, count = config.get("sliding_window", default) or 0, config["num_hidden_layers"]
-    kinds, family = config.get("layer_types"), config["model_type"]
+    layer_types, family = config.get("layer_types"), config["model_type"]
     if family == "llama" or family in _HYBRIDS:
         return [0] * count
     if family in _SWITCHED and not config.get("use_sliding_window", False):
         window = 0
     if family in _ALIKE:
         return _alike_windows(config, window)
-    if kinds is None and (every := _whole_every(config)) is not None:
-        kinds = ["sliding_attention" if (number + 1) % every else "full_attention" for number in range(count)]
-    if kinds is not None:
-        _check_types(kinds, count, "sliding_attention")
-        _check_switched_on(config, kinds, window)
-        return [window if kind == "sliding_attention" else 0 for kind in kinds]
+    if layer_types is None and (every := _whole_every(config)) is not None:
+        layer_types = ["sliding_attention" if (number + 1) % every else "full_attention" for number in range(count)]
+    if layer_types is not None:
+        _check_types(layer_types, count, "sliding_attention")
+        _check_switched_on(config, layer_types, window)
+        return [window if layer_type == "sliding_attention" else 0 for layer_type in layer_types]
     if family == "smollm3":
         return [0 if rotates else window for rotates in _rotations(config)]
     return [window if number >= config.get("max_window_layers", 28) else 0 for number in range(count)]
@@ -111,19 +113,19 @@ def windows_from_hf(config: Mapping[str, Any], default: int) -> list[int]:
 
 def _alike_windows(config: Mapping[str, Any], window: int) -> list[int]:
     """Returns the windows of a family whose layers all have the same: transformers reads no `layer_types` there."""
-    count, kind = config["num_hidden_layers"], "sliding_attention" if window else "full_attention"
-    others = sorted(set(config.get("layer_types") or ()) - {kind})
+    count, layer_type = config["num_hidden_layers"], "sliding_attention" if window else "full_attention"
+    others = sorted(set(config.get("layer_types") or ()) - {layer_type})
     if others:
         raise ValueError(
-            f"layer_types must be {kind} for every layer of a {config['model_type']} with this sliding_window, got "
-            f"{others[0]}, which transformers does not read; remove layer_types"
+            f"layer_types must be {layer_type} for every layer of a {config['model_type']} with this sliding_window, "
+            f"got {others[0]}, which transformers does not read; remove layer_types"
         )
     return [window] * count
 
 
-def _check_switched_on(config: Mapping[str, Any], kinds: Sequence[str], window: int) -> None:
+def _check_switched_on(config: Mapping[str, Any], layer_types: Sequence[str], window: int) -> None:
     """Refuses layers with a window where the window is switched off, which transformers refuses or obeys by kernel."""
-    if window or "sliding_attention" not in kinds:
+    if window or "sliding_attention" not in layer_types:
         return
     family, switch = config["model_type"], config.get("use_sliding_window", False)
     if family in _SWITCHED and not switch:
@@ -134,25 +136,25 @@ def _check_switched_on(config: Mapping[str, Any], kinds: Sequence[str], window: 
     raise ValueError(f"sliding_window must be at least 1 in a {family}, got {window}; correct the key")
 
 
-def _check_types(kinds: Sequence[str], count: int, other: str) -> None:
+def _check_types(layer_types: Sequence[str], count: int, other: str) -> None:
     """Refuses layer types other than full attention and one other, or too few of them."""
-    unknown = sorted(set(kinds) - {"full_attention", other})
+    unknown = sorted(set(layer_types) - {"full_attention", other})
     if unknown:
         raise ValueError(f"layer_types must be full_attention or {other}, got {unknown[0]!r}; choose another model")
-    if len(kinds) != count:
+    if len(layer_types) != count:
         raise ValueError(
-            f"layer_types must have a name for each of the {count} layers, got {len(kinds)}; correct the key"
+            f"layer_types must have a name for each of the {count} layers, got {len(layer_types)}; correct the key"
         )
 
 
 def _hybrid_types(config: Mapping[str, Any]) -> Sequence[str]:
     """Returns the type of each layer of a model that has linear attention in some."""
     count, every = config["num_hidden_layers"], config.get("full_attention_interval", 4)
-    kinds = config.get("layer_types")
-    if kinds is None:
+    layer_types = config.get("layer_types")
+    if layer_types is None:
         return ["linear_attention" if (number + 1) % every else "full_attention" for number in range(count)]
-    _check_types(kinds, count, "linear_attention")
-    return kinds
+    _check_types(layer_types, count, "linear_attention")
+    return layer_types
 
 
 def _whole_every(config: Mapping[str, Any]) -> int | None:
@@ -181,5 +183,5 @@ def _dense_layers(config: Mapping[str, Any]) -> list[bool]:
 
 
 def has_dense(layers: Mapping[str, Any]) -> bool:
-    """Returns whether fields that `layers_from_hf` has made have a kind with an MLP in place of experts."""
+    """Returns whether fields that `layers_from_hf` has made have a type with an MLP in place of experts."""
     return bool({DENSE, DENSE_DELTA} & set(layers["layer_types"]))

@@ -117,8 +117,8 @@ def rules_for(model: ModelConfig, form: Form = PLAIN) -> dict[str, TensorRule]:
     """
     rules = (*_BEFORE, *DELTA_RULES[form.delta], *RULES_OF_FORM[form.experts], *_AFTER)
     of_layers = []
-    for name, kinds in model.stacks.items():
-        present, several = parts_of(model.of_kind(kinds[0])), len(set(model.kind_names)) > 1
+    for name, layer_types in model.stacks.items():
+        present, several = parts_of(model.of_type(layer_types[0])), len(set(model.type_names)) > 1
         own = [rule for rule in rules if rule.stack and present[rule.only]]
         layers = [number for number, stack in enumerate(model.stack_names) if stack == name]
         of_layers += [_of_stack(rule, name, layers) for rule in own] if several else own
@@ -132,10 +132,10 @@ def _of_stack(rule: TensorRule, name: str, layers: list[int]) -> TensorRule:
 
 
 def sizes_of(model: ModelConfig, stack: str | None = None) -> dict[str, int]:
-    """Returns the size of each letter, in layers of a stack where there are several kinds."""
+    """Returns the size of each letter, in layers of a stack where there are several types."""
     num_layers = model.num_layers
     if stack is not None:
-        num_layers, model = model.stack_names.count(stack), model.of_kind(model.stacks[stack][0])
+        num_layers, model = model.stack_names.count(stack), model.of_type(model.stacks[stack][0])
     return {
         "v": model.vocab_size,
         "d": model.hidden_size,

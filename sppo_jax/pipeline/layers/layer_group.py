@@ -21,7 +21,7 @@ from sppo_jax.attention.spreading.sequence import Attended, Cache, Chunk, Split
 from sppo_jax.mixers.mixer import Operands
 from sppo_jax.models.stacks import of_stack
 from sppo_jax.pipeline.block import Projected
-from sppo_jax.pipeline.kinds import WHOLE, At, run_layers, with_part
+from sppo_jax.pipeline.layer_types import WHOLE, At, run_layers, with_part
 from sppo_jax.pipeline.layers.stage import Again, Memory, Splits, Stage, Sums, UnitOnDevice, rest_names
 from sppo_jax.pipeline.pasts import states as mixing
 from sppo_jax.pipeline.pasts import tails
@@ -68,16 +68,16 @@ def forward(stage: Stage, unit: UnitOnDevice, x_TD, memory: Memory, split: Split
         if whole_layers:
             parts = layout.put(*parts, unit.stash_slot, at, values)
         elif layout is not None:
-            if stage.layers.blocks[at.kind].chooses:
+            if stage.layers.blocks[at.layer_type].chooses:
                 layer = at.among(stage.layers.choosing)
                 parts = layout.put_choices(*parts, unit.stash_slot, layer, values)
-            if stage.layers.blocks[at.kind].has_state:
+            if stage.layers.blocks[at.layer_type].has_state:
                 state = {name: value for name, value in values.items() if name.startswith(STATE)}
                 parts = layout.put(*parts, unit.stash_slot, at, state)
         return y, memory, tuple(parts), values["early"]
 
     carry = x_TD, memory, tuple(parts), early
-    (y_TD, memory, parts, early), held = run_layers(stage.layers.kinds, body, carry, held)
+    (y_TD, memory, parts, early), held = run_layers(stage.layers.layer_types, body, carry, held)
     return y_TD, memory, parts, held, early
 
 
@@ -86,7 +86,7 @@ def _forward_layer(stage, x, unit, at, memory, split, *, early=None, again=None)
 
     Where `again` is given, the layer runs again: its keys and values are in the memory, and its shares have been added.
     """
-    layers, block = stage.layers, stage.layers.blocks[at.kind]
+    layers, block = stage.layers, stage.layers.blocks[at.layer_type]
     weights = stage.layer_weights(unit, at, x)
     save_rest = stage.places.rest != "recompute"
     if save_rest:
@@ -103,11 +103,11 @@ def _forward_layer(stage, x, unit, at, memory, split, *, early=None, again=None)
         values["out"] = out
     if save_rest:
         (y, shares), vjp_after = block.vjp_after(weights, x, out, chosen)
-        shapes = stage.shapes(at.kind, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, unit.positions_T)))
+        shapes = stage.shapes(at.layer_type, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, unit.positions_T)))
         values |= rest_names(projected, (*shapes.before.take(vjp_before), *shapes.after.take(vjp_after)))
     else:
         y, shares = block.after(weights, x, out, chosen)
-    if unit.is_real_T is not None and again is None and at.kind in layers.shares:
+    if unit.is_real_T is not None and again is None and at.layer_type in layers.shares:
         place = (unit.sequence, stage.shares.row(unit.group), at.among(layers.shares))
         of_chunk_W = stage.shares.of_tokens(shares, unit.is_real_T, unit.packed_rows_T)
         memory = memory._replace(shares_MvnW=buffers.add(memory.shares_MvnW, place, of_chunk_W))
@@ -117,11 +117,11 @@ def _forward_layer(stage, x, unit, at, memory, split, *, early=None, again=None)
 def _mix_by_attention(stage, projected, unit, at, memory, split, again) -> tuple[jax.Array, Memory, dict]:
     """Returns the output of a layer's attention, the memory, and what may be stashed of it besides the output."""
     layers = stage.layers
-    number, window = layers.cache_of(at.kind), layers.windows[at.kind]
+    number, window = layers.cache_of(at.layer_type), layers.windows[at.layer_type]
     cache, layer = memory.caches[number], at.among(layers.kv[number])
     chunk, split = unit.chunks[window], split._replace(window=window)
     _, k, v, _ = projected
-    tail, of_tail, written = layers.tails.get(at.kind), {}, chunk
+    tail, of_tail, written = layers.tails.get(at.layer_type), {}, chunk
     if tail and again is None:
         of_tail = tails.tail_of(cache, chunk, layer, tail)
         # Without an order between its reads and the next write XLA copies the cache.
@@ -139,8 +139,8 @@ def _mix_by_attention(stage, projected, unit, at, memory, split, again) -> tuple
 
 def _mix_with_state(stage, operands, unit, at, memory, split, again) -> tuple[jax.Array, Memory, dict]:
     """Returns the output of a mixer with a state, the memory, and the state before the chunk, which is stashed."""
-    layers, mixer, members = stage.layers, stage.layers.blocks[at.kind].mixer, split.ulysses * split.ring
-    number, place = layers.states_of(at.kind), unit.mixed.places[mixer.reach]
+    layers, mixer, members = stage.layers, stage.layers.blocks[at.layer_type].mixer, split.ulysses * split.ring
+    number, place = layers.states_of(at.layer_type), unit.mixed.places[mixer.reach]
     if again is not None:
         return (
             mixing.forward(mixer, operands, again.state, place, members)[0],
@@ -182,8 +182,8 @@ def _at_its_group(stage: Stage, unit: UnitOnDevice, run: Callable, carry, *held,
     Each pattern has a loop of at most one iteration, see `when`: so all groups of a pass are one loop of ticks, whose
     counter tells the rows on the host. Profiles show the loop under the name of the row that tells the pattern.
     """
-    for number, kinds in enumerate(stage.layers.patterns):
-        layers = replace(stage.layers, kinds=kinds, groups=(kinds,))
+    for number, layer_types in enumerate(stage.layers.patterns):
+        layers = replace(stage.layers, layer_types=layer_types, groups=(layer_types,))
         is_here = unit.pattern == number
         flag = int(is_here) if isinstance(is_here, bool) else is_here.astype(jnp.int32)
         of_pattern = Stage(layers, stage.weights, stage.places, stage.shares, stage.slots)
@@ -223,7 +223,7 @@ def backward(
 
         (dx_TD, caches, sums), (held,) = _at_its_group(stage, unit, run, (dy_TD, caches, sums), held)
         return dx_TD, caches, sums, held
-    writes = any(map(stage.writes_late, stage.layers.kinds))
+    writes = any(map(stage.writes_late, stage.layers.layer_types))
     if stage.runs_again:
         (layout, kept, fetched), caches = _rerun_period(stage, unit, stash, caches, splits)
         unit, splits = unit._replace(stash_slot=0), splits._replace(again=0)
@@ -242,7 +242,7 @@ def backward(
     # Behind the only layer sums of all experts are added and scattered, beside which XLA would put the copies.
     early, held = (held, None) if stage.num_layers == 1 and stage.layers.choosing else (None, held)
     carry = dy_TD, sums, early, *[caches] * writes
-    (dx_TD, sums, early, *written), held = run_layers(stage.layers.kinds, body, carry, held, backward=True)
+    (dx_TD, sums, early, *written), held = run_layers(stage.layers.layer_types, body, carry, held, backward=True)
     return dx_TD, written[0] if writes else caches, sums, held if early is None else early
 
 
@@ -273,22 +273,22 @@ def rebuild(
 
     def body(carry, at):
         (caches,) = carry
-        if stage.layers.blocks[at.kind].has_state or at.kind in stage.layers.tails:
+        if stage.layers.blocks[at.layer_type].has_state or at.layer_type in stage.layers.tails:
             return (caches,)  # it has none, or the chunk's own backward writes them
         values = layout.get_again(kept, fetched, unit.stash_slot, at)
         if "k" in values:
             k, v = values["k"], values["v"]
         else:
-            block = stage.layers.blocks[at.kind]
+            block = stage.layers.blocks[at.layer_type]
             _, k, v, _ = block.before(stage.layer_weights(unit, at, values["x"]), values["x"], unit.positions_T)
         return (_rewritten(stage, unit, caches, at, k, v, split, behind),)
 
-    return run_layers(stage.layers.kinds, body, (caches,))[0][0]
+    return run_layers(stage.layers.layer_types, body, (caches,))[0][0]
 
 
 def _rewritten(stage, unit, caches, at, k, v, split, behind) -> tuple[Cache, ...]:
-    number = stage.layers.cache_of(at.kind)
-    layer, window = at.among(stage.layers.kv[number]), stage.layers.windows[at.kind]
+    number = stage.layers.cache_of(at.layer_type)
+    layer, window = at.among(stage.layers.kv[number]), stage.layers.windows[at.layer_type]
     cache = teams.write_prefix(caches[number], k, v, unit.chunks[window], layer, split, behind=behind)
     return _with(caches, number, cache)
 
@@ -297,7 +297,7 @@ def _rebuild_period(stage, unit, caches, split, stash, behind):
     """Writes the keys and values of the only layer without a window, behind layers that need no chunk before."""
     layout, kept, fetched = stash
     layers, slot = stage.layers, unit.stash_slot
-    whole = [number for number, kind in enumerate(layers.kinds) if layers.attends_to_all(kind)]
+    whole = [number for number, layer_type in enumerate(layers.layer_types) if layers.attends_to_all(layer_type)]
     if not whole:
         return caches
 
@@ -310,10 +310,10 @@ def _rebuild_period(stage, unit, caches, split, stash, behind):
 
     (number,) = whole
     carry = layout.get_again(kept, fetched, slot, WHOLE)["x"], caches
-    before = layers.kinds[:number]
+    before = layers.layer_types[:number]
     x_TD, caches = run_layers(before, body, carry)[0] if before else carry
-    at = At(layers.kinds[number], {kind: before.count(kind) for kind in layers.kinds})
-    _, k, v, _ = layers.blocks[at.kind].before(stage.layer_weights(unit, at, x_TD), x_TD, unit.positions_T)
+    at = At(layers.layer_types[number], {layer_type: before.count(layer_type) for layer_type in layers.layer_types})
+    _, k, v, _ = layers.blocks[at.layer_type].before(stage.layer_weights(unit, at, x_TD), x_TD, unit.positions_T)
     return _rewritten(stage, unit, caches, at, k, v, split, behind)
 
 
@@ -323,20 +323,20 @@ def _rerun(stage, unit, saved, states, caches, splits):
     `states(at)` returns the stashed state before the chunk in a layer.
     """
     x_TD, layers = saved["x"], stage.layers
-    named = {kind: _made_again(stage, kind, x_TD, unit.positions_T) for kind in layers.blocks}
-    layout = StashLayout(chunk_entries(StashClass(x_TD.shape[0]), named, [layers.kinds]), stage.num_layers, 0)
+    named = {layer_type: _made_again(stage, layer_type, x_TD, unit.positions_T) for layer_type in layers.blocks}
+    layout = StashLayout(chunk_entries(StashClass(x_TD.shape[0]), named, [layers.layer_types]), stage.num_layers, 0)
     unit = unit._replace(chunks=splits.forward_chunks)
 
     def body(carry, at):
         x, kept = carry
         chosen = None
-        if layers.blocks[at.kind].chooses:
+        if layers.blocks[at.layer_type].chooses:
             chosen = lax.dynamic_index_in_dim(saved["chosen"], at.among(layers.choosing), 1, keepdims=False)
         again = Again(chosen, stage.stashed_state(at, states(at)))
         y, _, values = _forward_layer(stage, x, unit, at, Memory(caches), splits.forward, again=again)
         return y, layout.put(kept, None, 0, at, values)[0]
 
-    (_, kept), _ = run_layers(layers.kinds, body, (x_TD, layout.kept_buffers()))
+    (_, kept), _ = run_layers(layers.layer_types, body, (x_TD, layout.kept_buffers()))
     return layout, kept, None
 
 
@@ -350,42 +350,42 @@ def _rerun_period(stage, unit, stash, caches, splits):
     layers, slot = stage.layers, unit.stash_slot
     # Without the barrier it may be read late, out of a buffer that was written in between: XLA would copy that buffer.
     x_TD = lax.optimization_barrier(of_period.get(*filled, slot, WHOLE)["x"])
-    named = {kind: _made_again(stage, kind, x_TD, unit.positions_T) for kind in layers.blocks}
-    layout = StashLayout(chunk_entries(StashClass(x_TD.shape[0]), named, [layers.kinds]), stage.num_layers, 0)
+    named = {layer_type: _made_again(stage, layer_type, x_TD, unit.positions_T) for layer_type in layers.blocks}
+    layout = StashLayout(chunk_entries(StashClass(x_TD.shape[0]), named, [layers.layer_types]), stage.num_layers, 0)
     unit = unit._replace(chunks=splits.forward_chunks)
     is_only = stage.places.kv == "recompute"
 
     def body(carry, at):
         x, kept, caches = carry
         saved = of_period.get(*filled, slot, at)
-        writes = at.kind in layers.tails or is_only
+        writes = at.layer_type in layers.tails or is_only
         again = Again(saved.get("chosen"), stage.stashed_state(at, saved), saved, writes, splits.again)
         y, memory, values = _forward_layer(stage, x, unit, at, Memory(caches), splits.forward, again=again)
         return y, layout.put(kept, None, 0, at, values)[0], memory.caches
 
-    (_, kept, caches), _ = run_layers(layers.kinds, body, (x_TD, layout.kept_buffers(), caches))
+    (_, kept, caches), _ = run_layers(layers.layer_types, body, (x_TD, layout.kept_buffers(), caches))
     return (layout, kept, None), caches
 
 
-def _made_again(stage, kind, x_TD, positions_T) -> dict:
-    """Returns the shapes of what a layer of a kind stashes when its group is computed again."""
+def _made_again(stage, layer_type, x_TD, positions_T) -> dict:
+    """Returns the shapes of what a layer of a type stashes when its group is computed again."""
     stash_x = jax.ShapeDtypeStruct(x_TD.shape, x_TD.dtype)
-    shapes = stage.shapes(kind, stash_x, positions_T)
-    named = {"x": stash_x} | stage.state_arrays(kind)
-    if not stage.layers.blocks[kind].has_state:
+    shapes = stage.shapes(layer_type, stash_x, positions_T)
+    named = {"x": stash_x} | stage.state_arrays(layer_type)
+    if not stage.layers.blocks[layer_type].has_state:
         out_TNH = shapes.out_TNH
         named |= {"out": out_TNH, "lse": jax.ShapeDtypeStruct(out_TNH.shape[:2], accumulator(out_TNH.dtype))}
     return named if shapes.chosen_Tk is None else named | {"chosen": shapes.chosen_Tk}
 
 
-def _saved_vjps(stage, kind, weights, saved, unit):
+def _saved_vjps(stage, layer_type, weights, saved, unit):
     """Rebuilds q, the shape of k and the vjp of `before` from saved leaves; the vjp of `after` needs `out` first.
 
     Keys and values themselves are computed only where the backward writes them again. Sinks are the layer's own, as are
     the constants of a mixer with a state.
     """
-    x, block = saved["x"], stage.layers.blocks[kind]
-    shapes = stage.shapes(kind, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, unit.positions_T)))
+    x, block = saved["x"], stage.layers.blocks[layer_type]
+    shapes = stage.shapes(layer_type, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, unit.positions_T)))
     wanted = (*shapes.before.shapes, *shapes.after.shapes)
     leaves = [saved[f"rest{i}"].reshape(leaf.shape) for i, leaf in enumerate(wanted)]
     cut = len(shapes.before.shapes)
@@ -394,7 +394,7 @@ def _saved_vjps(stage, kind, weights, saved, unit):
     if block.has_state:
         saved_heads = mixing.unnumbered("heads", saved, projected.heads)
         projected = block.before(weights, x, unit.positions_T)._replace(heads=saved_heads)
-    elif stage.writes_late(kind) or projected.sinks_N is not None:
+    elif stage.writes_late(layer_type) or projected.sinks_N is not None:
         projected = block.before(weights, x, unit.positions_T)._replace(q_TNH=saved["q"])
     else:
         projected = Projected(saved["q"], projected.k_TKH, projected.k_TKH)
@@ -402,34 +402,34 @@ def _saved_vjps(stage, kind, weights, saved, unit):
     return projected, vjp_before, lambda out: shapes.after.restore(leaves[cut:], weights, x, out, chosen)
 
 
-def _made_vjps(stage, kind, weights, saved, unit):
+def _made_vjps(stage, layer_type, weights, saved, unit):
     """Returns what `_saved_vjps` returns, recomputed from the layer's input."""
-    x, block = saved["x"], stage.layers.blocks[kind]
+    x, block = saved["x"], stage.layers.blocks[layer_type]
     projected, vjp_before = block.vjp_before(weights, x, unit.positions_T)
     return projected, vjp_before, lambda out: block.vjp_after(weights, x, out, saved.get("chosen"))[1]
 
 
 def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
     """One layer; returns the cotangent of its input, the accumulators, the caches, and what `forward` calls `early`."""
-    if stage.layers.blocks[at.kind].has_state:
+    if stage.layers.blocks[at.layer_type].has_state:
         dx, sums, early = _backward_state_layer(stage, unit, at, dy, saved, sums, splits.forward)
         return dx, sums, caches, early
     behind = dy
     if at.is_first and stage.runs_again:
         at, behind = replace(at, is_first=False), saved["x"]  # the second forward made it just now
     weights, of_group = stage.layer_weights(unit, at, behind), stage.layers
-    number = of_group.cache_of(at.kind)
+    number = of_group.cache_of(at.layer_type)
     cache, layer = caches[number], at.among(of_group.kv[number])
-    window = of_group.windows[at.kind]
+    window = of_group.windows[at.layer_type]
     chunk, forward_chunk = unit.chunks[window], splits.forward_chunks[window]
     splits = splits._replace(
         backward=splits.backward._replace(window=window), forward=splits.forward._replace(window=window)
     )
     vjps = _saved_vjps if "q" in saved else _made_vjps
-    projected, vjp_before, vjp_after = vjps(stage, at.kind, weights, saved, unit)
+    projected, vjp_before, vjp_after = vjps(stage, at.layer_type, weights, saved, unit)
     q, k, v, sinks = projected
-    if stage.writes_late(at.kind):
-        if at.kind in of_group.tails:
+    if stage.writes_late(at.layer_type):
+        if at.layer_type in of_group.tails:
             cache = tails.with_tail(cache, forward_chunk, layer, saved)
         cache = teams.write_prefix(cache, k, v, forward_chunk, layer, splits.forward)
 
@@ -443,8 +443,8 @@ def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
     after = _backward_after(stage, unit, at, dy, vjp_after, out, sums)
     dout, prefix = after.dout, sums.prefixes[number]
     attended = Attended(q, out, lse, dout)
-    if at.kind in of_group.tails:
-        prefix = tails.handed_on(prefix, chunk, layer, of_group.tails[at.kind])
+    if at.layer_type in of_group.tails:
+        prefix = tails.handed_on(prefix, chunk, layer, of_group.tails[at.layer_type])
     dq, dk, dv, prefix = teams.backward(attended, k, cache, prefix, chunk, layer, splits.backward)
     early = saved["early"]
     if early is not None:
@@ -460,16 +460,16 @@ def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
 
 def _backward_state_layer(stage, unit, at, dy, saved, sums, split):
     """One layer with a state; returns the cotangent of its input, the accumulators, and `early`."""
-    layers, block, weights = stage.layers, stage.layers.blocks[at.kind], stage.layer_weights(unit, at, dy)
+    layers, block, weights = stage.layers, stage.layers.blocks[at.layer_type], stage.layer_weights(unit, at, dy)
     vjps = _made_vjps if stage.places.rest == "recompute" else _saved_vjps
-    operands, vjp_before, vjp_after = vjps(stage, at.kind, weights, saved, unit)
+    operands, vjp_before, vjp_after = vjps(stage, at.layer_type, weights, saved, unit)
     state, place = (
-        mixing.unnumbered(STATE, saved, layers.state_shapes[at.kind].state),
+        mixing.unnumbered(STATE, saved, layers.state_shapes[at.layer_type].state),
         unit.mixed.places[block.mixer.reach],
     )
     out, back = mixing.vjp(block.mixer, operands, state, place, split.ulysses * split.ring)
     after = _backward_after(stage, unit, at, dy, vjp_after, out, sums)
-    number = layers.states_of(at.kind)
+    number = layers.states_of(at.layer_type)
     layer, grads = at.among(layers.states[number]), sums.dstates[number]
     (dheads, dconstants), dstate = back(after.dout, unit.mixed.cotangent(grads, layer))
     early, (first, *others) = saved["early"], jax.tree.leaves(dheads)
@@ -502,13 +502,13 @@ class _After(NamedTuple):
 def _backward_after(stage, unit, at, dy, vjp_after, out, sums) -> _After:
     """Goes back through what comes behind a layer's mixer."""
     of_group, dshares = stage.layers, ()
-    if at.kind in of_group.shares:
+    if at.layer_type in of_group.shares:
         of_tokens = unit.is_real_T, unit.packed_rows_T
         dshares = stage.shares.cotangents(unit.gradient_nW, at.among(of_group.shares), *of_tokens)
     dparams, dx, dout = vjp_after(out)((dy, dshares))
-    stack = of_group.stacks[at.kind]
+    stack = of_group.stacks[at.layer_type]
     layers, place = of_stack(sums.layers, stack), (stage.slot(stack, unit.sum_slot), of_group.in_stack(at))
-    if not of_group.blocks[at.kind].chooses:
+    if not of_group.blocks[at.layer_type].chooses:
         return _After(dx, dout, (dparams,), layers, place, stack)
     # The gradients of all experts are as large as a tick's work: they are gone before the mixer's backward, and the
     # sums are not sliced before they are there. The barrier takes an element of each: what passes one is written.

@@ -16,7 +16,7 @@ from sppo_jax.attention.spreading.sequence import Cache, Chunk, Split
 from sppo_jax.mixers.mixer import Operands
 from sppo_jax.models.stacks import of_stack
 from sppo_jax.pipeline.block import Block, Projected, Residuals, Weights
-from sppo_jax.pipeline.kinds import WHOLE, At, Number
+from sppo_jax.pipeline.layer_types import WHOLE, At, Number
 from sppo_jax.pipeline.layers.token_sums import SharesLayout
 from sppo_jax.pipeline.params.group_rows import GroupRows
 from sppo_jax.pipeline.pasts import states as mixing
@@ -34,26 +34,26 @@ def rest_names(projected: Projected | Operands, leaves) -> dict:
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers of a group: the block of each kind, and the kind of each layer.
+    """The layers of a group: the block of each type, and the type of each layer.
 
     Args:
-        blocks: by kind.
-        stacks: the name of the stack of each kind's parameters; None where all layers are alike.
-        kinds: of each layer of the group.
+        blocks: by type.
+        stacks: the name of the stack of each type's parameters; None where all layers are alike.
+        layer_types: of each layer of the group.
         groups: the same of each group of the stage; two groups may differ only where there is one stage.
-        kv: the kinds of each cache, whose keys and values have one shape.
-        shares: the kinds whose layers return shares.
-        windows: the tokens that a token attends to in layers of each kind; 0: all before it.
-        tails: the shape [K, W, H] of a tail, of kinds whose caches hold a tail and a chunk; see `pipeline.pasts.tails`.
-        states: the kinds of each buffer of states, which have one shape.
-        state_shapes: of each kind whose layers have a state.
+        kv: the types of each cache, whose keys and values have one shape.
+        shares: the types whose layers return shares.
+        windows: the tokens that a token attends to in layers of each type; 0: all before it.
+        tails: the shape [K, W, H] of a tail, of types whose caches hold a tail and a chunk; see `pipeline.pasts.tails`.
+        states: the types of each buffer of states, which have one shape.
+        state_shapes: of each type whose layers have a state.
         rows: where the layers of a group lie in the stacks of which only some groups have layers.
         traced: the shapes that `Stage.shapes` has found in one trace; every tick of a program asks for some.
     """
 
     blocks: Mapping[str | None, Block]
     stacks: Mapping[str | None, str | None]
-    kinds: tuple[str | None, ...]
+    layer_types: tuple[str | None, ...]
     groups: tuple[tuple[str | None, ...], ...]
     kv: tuple[tuple[str | None, ...], ...]
     shares: tuple[str | None, ...]
@@ -66,38 +66,38 @@ class Layers:
 
     @property
     def patterns(self) -> tuple[tuple[str | None, ...], ...]:
-        """The kinds of groups, each once."""
+        """The types of groups, each once."""
         return tuple(dict.fromkeys(self.groups))
 
-    def cache_of(self, kind: str | None) -> int:
-        """Returns which cache has the keys and values of a kind."""
-        return next(number for number, kinds in enumerate(self.kv) if kind in kinds)
+    def cache_of(self, layer_type: str | None) -> int:
+        """Returns which cache has the keys and values of a type."""
+        return next(number for number, layer_types in enumerate(self.kv) if layer_type in layer_types)
 
-    def states_of(self, kind: str | None) -> int:
-        """Returns which buffer has the states of a kind."""
-        return next(number for number, kinds in enumerate(self.states) if kind in kinds)
+    def states_of(self, layer_type: str | None) -> int:
+        """Returns which buffer has the states of a type."""
+        return next(number for number, layer_types in enumerate(self.states) if layer_type in layer_types)
 
     def in_stack(self, at: At) -> Number:
         """Returns a layer's number among those of the group whose parameters are in its stack."""
-        stack = self.stacks[at.kind]
-        return at.among([kind for kind, name in self.stacks.items() if name == stack])
+        stack = self.stacks[at.layer_type]
+        return at.among([layer_type for layer_type, name in self.stacks.items() if name == stack])
 
     def row(self, stack: str | None, group: jax.Array) -> jax.Array:
         """Returns where the layers of a group lie in a stack."""
         return self.rows[stack].row(group) if stack in self.rows else group
 
-    def attends_to_all(self, kind: str | None) -> bool:
-        """Returns whether a kind's layers have keys and values of a whole sequence."""
-        return not self.blocks[kind].has_state and kind not in self.tails
+    def attends_to_all(self, layer_type: str | None) -> bool:
+        """Returns whether a type's layers have keys and values of a whole sequence."""
+        return not self.blocks[layer_type].has_state and layer_type not in self.tails
 
     @property
     def choosing(self) -> tuple[str | None, ...]:
-        """The kinds whose layers choose."""
-        return tuple(kind for kind, block in self.blocks.items() if block.chooses)
+        """The types whose layers choose."""
+        return tuple(layer_type for layer_type, block in self.blocks.items() if block.chooses)
 
-    def count(self, kinds: Sequence[str | None]) -> int:
-        """Returns the layers of a group that are of some kinds, the most of any group."""
-        return max(sum(map(group.count, kinds)) for group in self.groups)
+    def count(self, layer_types: Sequence[str | None]) -> int:
+        """Returns the layers of a group that are of some types, the most of any group."""
+        return max(sum(map(group.count, layer_types)) for group in self.groups)
 
 
 class Stage:
@@ -116,7 +116,7 @@ class Stage:
 
     @property
     def num_layers(self) -> int:
-        return len(self.layers.kinds)
+        return len(self.layers.layer_types)
 
     def stashes_input_alone(self, layout: StashLayout) -> bool:
         """Returns whether a group has only its input in the stash; of a lone layer without a name that is all of it."""
@@ -129,12 +129,12 @@ class Stage:
         """Whether a group of layers has its first layer's input alone in the stash, and runs again in a backward."""
         return self.places.inputs == "period"
 
-    def writes_late(self, kind: str | None) -> bool:
+    def writes_late(self, layer_type: str | None) -> bool:
         """Returns whether a layer's backward writes its chunk's keys and values again.
 
         The chunk is the only one of its sequence, or no later chunk needs more of it than a tail.
         """
-        return not self.runs_again and (self.places.kv == "recompute" or kind in self.layers.tails)
+        return not self.runs_again and (self.places.kv == "recompute" or layer_type in self.layers.tails)
 
     def holding(self, slots) -> "Stage":
         """Returns the same stage with these parameters in its slots."""
@@ -152,12 +152,12 @@ class Stage:
     def layer_weights(self, unit: "UnitOnDevice", at: At, x: jax.Array) -> Weights:
         """Picks one layer's weights; `x` is what the layer works on.
 
-        Layers of several kinds are no loop, and a compiler would pick the weights of all of them at once. So those with
+        Layers of several types are no loop, and a compiler would pick the weights of all of them at once. So those with
         experts are picked after `x` is there. Of the first layer `x` may be a part of a buffer that is written before
         the compiler would read it here: it would copy the buffer.
         """
-        stack, number = self.layers.stacks[at.kind], self.layers.in_stack(at)
-        if self.layers.blocks[at.kind].chooses and len(set(self.layers.kinds)) > 1 and not at.is_first:
+        stack, number = self.layers.stacks[at.layer_type], self.layers.in_stack(at)
+        if self.layers.blocks[at.layer_type].chooses and len(set(self.layers.layer_types)) > 1 and not at.is_first:
             number += buffers.after(x)
 
         def pick(x, like, slot):
@@ -168,21 +168,25 @@ class Stage:
         params = jax.tree.map(lambda x, like: pick(x, like, weight_slot), slots, likes)
         return Weights(params, jax.tree.map(lambda x: pick(x, x, row), others))
 
-    def shapes(self, kind: str | None, x_TD: jax.ShapeDtypeStruct, positions_T: jax.ShapeDtypeStruct) -> "LayerShapes":
-        """Traces one layer of a kind abstractly, once for each length."""
-        key = kind, self.places.rest, *((x.shape, x.dtype) for x in (x_TD, positions_T))
+    def shapes(
+        self, layer_type: str | None, x_TD: jax.ShapeDtypeStruct, positions_T: jax.ShapeDtypeStruct
+    ) -> "LayerShapes":
+        """Traces one layer of a type abstractly, once for each length."""
+        key = layer_type, self.places.rest, *((x.shape, x.dtype) for x in (x_TD, positions_T))
         if key not in self.layers.traced:
-            self.layers.traced[key] = self._trace(kind, x_TD, positions_T)
+            self.layers.traced[key] = self._trace(layer_type, x_TD, positions_T)
         return self.layers.traced[key]
 
-    def _trace(self, kind: str | None, x_TD: jax.ShapeDtypeStruct, positions_T: jax.ShapeDtypeStruct) -> "LayerShapes":
-        block, stack = self.layers.blocks[kind], self.layers.stacks[kind]
+    def _trace(
+        self, layer_type: str | None, x_TD: jax.ShapeDtypeStruct, positions_T: jax.ShapeDtypeStruct
+    ) -> "LayerShapes":
+        block, stack = self.layers.blocks[layer_type], self.layers.stacks[layer_type]
         whole = Weights(*(of_stack(x, stack) for x in self.weights))
         weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), whole)
         projected = jax.eval_shape(block.before, weights, x_TD, positions_T)
         out = projected[0]
         if block.has_state:
-            of_token = self.layers.state_shapes[kind].out_NV
+            of_token = self.layers.state_shapes[layer_type].out_NV
             out = jax.ShapeDtypeStruct((x_TD.shape[0], *of_token.shape), of_token.dtype)
         chosen = jax.eval_shape(block.choose, weights, x_TD, out)
         before = after = None
@@ -193,22 +197,22 @@ class Stage:
 
     def layout(self, stash, num_slots: int, x_TD, positions_T, *, has_short_rows: bool = False) -> StashLayout:
         """Lays out the stash of one class."""
-        shapes = {kind: self.shapes(kind, x_TD, positions_T) for kind in self.layers.blocks}
+        shapes = {layer_type: self.shapes(layer_type, x_TD, positions_T) for layer_type in self.layers.blocks}
         if self.places.inputs == "recompute":
-            of_group = {WHOLE.kind: {"x": x_TD} | self._choices(x_TD, shapes)}
-            states = {kind: self.state_arrays(kind) for kind in shapes}
-            entries = chunk_entries(stash, of_group, [(WHOLE.kind,)])
+            of_group = {WHOLE.layer_type: {"x": x_TD} | self._choices(x_TD, shapes)}
+            states = {layer_type: self.state_arrays(layer_type) for layer_type in shapes}
+            entries = chunk_entries(stash, of_group, [(WHOLE.layer_type,)])
             return StashLayout(entries | chunk_entries(stash, states, self.layers.groups), 1, num_slots)
         if self.runs_again:
-            of_layers = {kind: self._of_layer_again(kind, of_kind, stash) for kind, of_kind in shapes.items()}
-            groups = [(WHOLE.kind, *kinds) for kinds in self.layers.groups]
-            entries = chunk_entries(stash, {WHOLE.kind: {"x": x_TD}} | of_layers, groups, self._makes_again)
+            of_layers = {one: self._of_layer_again(one, of_type, stash) for one, of_type in shapes.items()}
+            groups = [(WHOLE.layer_type, *layer_types) for layer_types in self.layers.groups]
+            entries = chunk_entries(stash, {WHOLE.layer_type: {"x": x_TD}} | of_layers, groups, self._makes_again)
             return StashLayout(entries, self.num_layers, num_slots, has_short_rows)
-        named = {kind: {"x": x_TD} | self._stashed(kind, of_kind, stash) for kind, of_kind in shapes.items()}
+        named = {one: {"x": x_TD} | self._stashed(one, of_type, stash) for one, of_type in shapes.items()}
         entries = chunk_entries(stash, named, self.layers.groups, self._makes_again)
         return StashLayout(entries, self.num_layers, num_slots, has_short_rows)
 
-    def _makes_again(self, kind: str | None, name: str) -> bool:
+    def _makes_again(self, layer_type: str | None, name: str) -> bool:
         """Returns whether a stashed array makes keys and values be there again.
 
         Inputs of layers with a tail do not. They have room of their own where every group has as many.
@@ -219,17 +223,17 @@ class Stage:
             return False
         if self.runs_again:
             return name in ("x", "chosen", *TAILS) or name.startswith(STATE)
-        tails = {sum(one in self.layers.tails for one in kinds) for kinds in self.layers.groups}
-        return name == "x" and not (kind in self.layers.tails and len(tails) == 1)
+        tails = {sum(one in self.layers.tails for one in layer_types) for layer_types in self.layers.groups}
+        return name == "x" and not (layer_type in self.layers.tails and len(tails) == 1)
 
-    def _of_layer_again(self, kind: str | None, shapes: "LayerShapes", stash) -> dict[str, jax.ShapeDtypeStruct]:
+    def _of_layer_again(self, layer_type: str | None, shapes: "LayerShapes", stash) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns what a layer stashes of a group that runs again: all but its input.
 
         In a group of several layers one with a window runs again for the layers behind it; a lone one stashes its
         output.
         """
-        named = self._stashed(kind, shapes, stash)
-        if kind not in self.layers.tails or max(map(len, self.layers.groups)) == 1:
+        named = self._stashed(layer_type, shapes, stash)
+        if layer_type not in self.layers.tails or max(map(len, self.layers.groups)) == 1:
             return named
         return {name: x for name, x in named.items() if name in ("chosen", *TAILS)}
 
@@ -242,19 +246,19 @@ class Stage:
         size = (x_TD.shape[0], self.layers.count(choosing), *chosen.shape[1:])
         return {"chosen": jax.ShapeDtypeStruct(size, chosen.dtype)}
 
-    def state_arrays(self, kind: str | None) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the arrays of the state before a chunk in a layer of a kind."""
-        of_kind = self.layers.state_shapes.get(kind)
-        return {} if of_kind is None else mixing.numbered(STATE, of_kind.state)
+    def state_arrays(self, layer_type: str | None) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the arrays of the state before a chunk in a layer of a type."""
+        of_type = self.layers.state_shapes.get(layer_type)
+        return {} if of_type is None else mixing.numbered(STATE, of_type.state)
 
     def stashed_state(self, at: At, saved: Mapping[str, jax.Array]) -> Any:
         """Returns the state before a chunk from a layer's stash; None for a layer without a state."""
-        of_kind = self.layers.state_shapes.get(at.kind)
-        return None if of_kind is None else mixing.unnumbered(STATE, saved, of_kind.state)
+        of_type = self.layers.state_shapes.get(at.layer_type)
+        return None if of_type is None else mixing.unnumbered(STATE, saved, of_type.state)
 
-    def _stashed(self, kind: str | None, shapes: "LayerShapes", stash) -> dict[str, jax.ShapeDtypeStruct]:
+    def _stashed(self, layer_type: str | None, shapes: "LayerShapes", stash) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns what a layer stashes besides its input."""
-        named, attends = self.state_arrays(kind), not self.layers.blocks[kind].has_state
+        named, attends = self.state_arrays(layer_type), not self.layers.blocks[layer_type].has_state
         if shapes.chosen_Tk is not None:
             named["chosen"] = shapes.chosen_Tk
         if attends and not stash.recomputes:
@@ -262,8 +266,8 @@ class Stage:
             named["lse"] = jax.ShapeDtypeStruct(shapes.out_TNH.shape[:2], accumulator(shapes.out_TNH.dtype))
         if self.places.rest != "recompute":
             named.update(rest_names(shapes.projected, (*shapes.before.shapes, *shapes.after.shapes)))
-        if kind in self.layers.tails:
-            tail_KWH = jax.ShapeDtypeStruct(self.layers.tails[kind], shapes.projected.k_TKH.dtype)
+        if layer_type in self.layers.tails:
+            tail_KWH = jax.ShapeDtypeStruct(self.layers.tails[layer_type], shapes.projected.k_TKH.dtype)
             named.update(dict.fromkeys(TAILS, tail_KWH))
         elif attends and self.places.kv == "host":
             named.update(dict.fromkeys(KEYS_VALUES, shapes.projected.k_TKH))

@@ -56,15 +56,15 @@ class Sharing(NamedTuple):
     rows: GroupRows | None
 
 
-def sharing(groups: Sequence[Sequence[str | None]], kinds: Sequence[str | None]) -> Sharing:
+def sharing(groups: Sequence[Sequence[str | None]], layer_types: Sequence[str | None]) -> Sharing:
     """Returns which layers return shares.
 
     Args:
-        groups: the kinds of the layers of each group of a stage.
-        kinds: the kinds whose layers return shares.
+        groups: the types of the layers of each group of a stage.
+        layer_types: the types whose layers return shares.
     """
-    counts = tuple(sum(kind in kinds for kind in group) for group in groups)
-    return Sharing(counts, rows_of(groups, lambda kind: kind in kinds))
+    counts = tuple(sum(layer_type in layer_types for layer_type in group) for group in groups)
+    return Sharing(counts, rows_of(groups, lambda layer_type: layer_type in layer_types))
 
 
 class SharesLayout:

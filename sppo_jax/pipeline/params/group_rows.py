@@ -1,6 +1,6 @@
 """Where the layers of a group lie in a stack of which only some groups have layers.
 
-Groups of one layer are such where kinds have parameters of several shapes: each stack has a row for each of its layers.
+Groups of one layer are such where types have parameters of several shapes: each stack has a row for each of its layers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,13 +45,13 @@ class GroupRows:
 
 
 def rows_of(groups: Sequence[Sequence[str | None]], has: Callable[[str | None], bool]) -> GroupRows | None:
-    """Returns the rows of the layers of some kinds; None where every group has some: its number is its row.
+    """Returns the rows of the layers of some types; None where every group has some: its number is its row.
 
     Args:
-        groups: the kinds of the layers of each group of a stage.
-        has: whether a kind is one of these.
+        groups: the types of the layers of each group of a stage.
+        has: whether a type is one of these.
     """
-    is_there = tuple(any(map(has, kinds)) for kinds in groups)
+    is_there = tuple(any(map(has, layer_types)) for layer_types in groups)
     return None if all(is_there) or not any(is_there) else GroupRows(is_there)
 
 
@@ -59,5 +59,5 @@ def rows_of_stacks(
     groups: Sequence[Sequence[str | None]], stacks: Mapping[str | None, str | None]
 ) -> dict[str | None, GroupRows]:
     """Returns the rows of each stack of which only some groups have layers; arguments as in `stage.Layers`."""
-    found = {name: rows_of(groups, lambda kind, name=name: stacks[kind] == name) for name in stacks.values()}
+    found = {name: rows_of(groups, lambda one, name=name: stacks[one] == name) for name in stacks.values()}
     return {name: rows for name, rows in found.items() if rows is not None}

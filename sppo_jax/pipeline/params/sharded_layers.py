@@ -18,7 +18,7 @@ from jax import lax
 from sppo_jax.arrays import buffers
 from sppo_jax.arrays.dtypes import accumulator
 from sppo_jax.models.stacks import of_stack
-from sppo_jax.pipeline.kinds import with_part
+from sppo_jax.pipeline.layer_types import with_part
 from sppo_jax.pipeline.params.group_rows import GroupRows
 from sppo_jax.pipeline.params.storage import gather_whole, scatter_sum, within_group
 from sppo_jax.pipeline.when import when

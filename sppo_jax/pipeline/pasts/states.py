@@ -91,14 +91,14 @@ def unnumbered(name: str, saved: Mapping[str, Any], like: Any) -> Any:
 
 
 def alike(states: dict[str | None, StateShape]) -> tuple[tuple[str | None, ...], ...]:
-    """Returns the kinds whose layers have a state, those of one shape of state together."""
+    """Returns the types whose layers have a state, those of one shape of state together."""
     found: list[list[str | None]] = []
-    for kind, shape in states.items():
-        same = next((kinds for kinds in found if states[kinds[0]].state == shape.state), None)
+    for layer_type, shape in states.items():
+        same = next((layer_types for layer_types in found if states[layer_types[0]].state == shape.state), None)
         if same is None:
-            found.append([kind])
+            found.append([layer_type])
         else:
-            same.append(kind)
+            same.append(layer_type)
     return tuple(map(tuple, found))
 
 

@@ -27,7 +27,7 @@ _POSITIONS = (5, 3)
 
 
 def check_block(layers: nnx.Module, model: nnx.Module) -> None:
-    """Checks that the methods of layers of one kind fit the pipeline.
+    """Checks that the methods of layers of one type fit the pipeline.
 
     Args:
         layers: the stacked layers, of whose parameters the shapes alone count; values are drawn for one layer.

@@ -21,7 +21,7 @@ from jax import lax
 
 from sppo_jax.arrays import buffers
 from sppo_jax.compat import to_device, to_host
-from sppo_jax.pipeline.kinds import At
+from sppo_jax.pipeline.layer_types import At
 from sppo_jax.plan.host_pieces import ONE_PIECE, cut_line
 from sppo_jax.program.stash import StashClass
 
@@ -45,14 +45,14 @@ class HostPlace(NamedTuple):
 class StashEntry:
     """One array a layer stashes: its shape for one layer and how many of its first rows go to the host.
 
-    Layers of several kinds share an entry where they stash an array of one name and one shape.
+    Layers of several types share an entry where they stash an array of one name and one shape.
 
     Args:
         name: of the array.
         shape: for one layer.
         dtype: of the array.
         host_rows: its first rows, which go to the host.
-        kinds: of the layers that have the array.
+        layer_types: of the layers that have the array.
         num_layers: layers of a group that have the array.
         again: whether it makes keys and values be there again; see `StashLayout`.
     """
@@ -61,7 +61,7 @@ class StashEntry:
     shape: tuple[int, ...]
     dtype: jnp.dtype
     host_rows: int
-    kinds: tuple[str | None, ...] = (None,)
+    layer_types: tuple[str | None, ...] = (None,)
     num_layers: int = 1
     again: bool = False
 
@@ -215,9 +215,9 @@ class StashLayout:
         """Stashes one layer's values: kept rows into their slot, host rows into the tick's part."""
         kept, lines = dict(kept), self._lines()
         for name, entry in self.entries.items():
-            if at.kind not in entry.kinds or entry.name not in values:
+            if at.layer_type not in entry.layer_types or entry.name not in values:
                 continue
-            layer, value = at.among(entry.kinds), values[entry.name].reshape(entry.shape)
+            layer, value = at.among(entry.layer_types), values[entry.name].reshape(entry.shape)
             if name in kept:
                 kept[name] = buffers.write(kept[name], (slot, layer), self._ordered(value[entry.host_rows :]))
             if name in lines:
@@ -258,7 +258,7 @@ class StashLayout:
         return {
             entry.name: self._get_one(name, kept, fetched, slot, at, skipped)
             for name, entry in self.entries.items()
-            if at.kind in entry.kinds and entry.name not in KEYS_VALUES
+            if at.layer_type in entry.layer_types and entry.name not in KEYS_VALUES
         }
 
     def get_again(self, kept: Arrays, fetched, slot, at: At) -> Arrays:
@@ -266,12 +266,12 @@ class StashLayout:
         return {
             entry.name: self._get_one(name, kept, fetched, slot, at, 0)
             for name, entry in self.entries.items()
-            if at.kind in entry.kinds and entry.again
+            if at.layer_type in entry.layer_types and entry.again
         }
 
     def _get_one(self, name: str, kept: Arrays, host_part, slot, at: At, skipped: int) -> jax.Array:
         entry, lines, parts = self.entries[name], self._lines(), []
-        layer = at.among(entry.kinds)
+        layer = at.among(entry.layer_types)
         if name in lines:
             first, shape = lines[name]
             first -= skipped
@@ -287,29 +287,29 @@ def chunk_entries(
     stash: StashClass,
     shapes: Mapping[str | None, dict[str, jax.ShapeDtypeStruct]],
     groups: Sequence[Sequence[str | None]],
-    again: Callable[[str | None, str], bool] = lambda kind, name: False,
+    again: Callable[[str | None, str], bool] = lambda layer_type, name: False,
 ) -> dict[str, StashEntry]:
     """Returns the entry of each stashed array, with the number of its rows that go to the host.
 
     Args:
         stash: the class.
-        shapes: for each kind arrays of one layer: `x`, `chosen`, `out`, `lse`, `k`, `v` with tokens first, and others,
-            which move whole or not at all: tails where any inputs do, states never. Under `WHOLE.kind` those of a
+        shapes: for each type arrays of one layer: `x`, `chosen`, `out`, `lse`, `k`, `v` with tokens first, and others,
+            which move whole or not at all: tails where any inputs do, states never. Under `WHOLE.layer_type` those of a
             group.
-        groups: the kinds of the layers of each group, which takes its turn in the same buffers.
-        again: whether an array of a kind makes keys and values be there again.
+        groups: the types of the layers of each group, which takes its turn in the same buffers.
+        again: whether an array of a type makes keys and values be there again.
     """
     rows = dict.fromkeys(("x", "chosen"), stash.host_inputs) | dict.fromkeys(OUTS, stash.host_attention)
     rows |= dict.fromkeys(KEYS_VALUES, stash.host_kv)
     having: dict[tuple, list[str | None]] = {}
-    for kind, of_kind in shapes.items():
-        for name, value in of_kind.items():
-            having.setdefault((name, value.shape or (1,), value.dtype, again(kind, name)), []).append(kind)
+    for layer_type, of_type in shapes.items():
+        for name, value in of_type.items():
+            having.setdefault((name, value.shape or (1,), value.dtype, again(layer_type, name)), []).append(layer_type)
     entries: dict[str, StashEntry] = {}
     for (name, shape, dtype, is_again), found in having.items():
         key = name if name not in entries else f"{name}.{found[0]}"
         moves = stash.host_inputs > 0 if name in TAILS else stash.host_rest and not name.startswith(STATE)
         host_rows = rows.get(name, shape[0] if moves else 0)
-        num_layers = max(sum(kind in found for kind in kinds) for kinds in groups)
+        num_layers = max(sum(layer_type in found for layer_type in layer_types) for layer_types in groups)
         entries[key] = StashEntry(name, shape, dtype, host_rows, tuple(found), num_layers, is_again)
     return entries

@@ -18,11 +18,11 @@ from sppo_jax.program.ring import Ring
 _TAIL_WAVES, _BACKWARD_TOKENS = 0.75, 160
 
 
-class AttentionOfKind(NamedTuple):
-    """Attention of the layers of one kind.
+class AttentionOfType(NamedTuple):
+    """Attention of the layers of one type.
 
     Attributes:
-        share: of all layers, those of the kind.
+        share: of all layers, those of the type.
         pair_flops: FLOPs of a query and a key that it attends to, over all heads.
         num_heads: query heads.
         head_dim: elements of a head.
@@ -62,23 +62,27 @@ class Costs(Protocol):
     @property
     def backward_queries(self) -> int: ...
 
-    def wave_tokens(self, kind: AttentionOfKind) -> float: ...
+    def wave_tokens(self, layer_type: AttentionOfType) -> float: ...
 
-    def pair_s_of(self, kind: AttentionOfKind) -> float: ...
+    def pair_s_of(self, layer_type: AttentionOfType) -> float: ...
 
-    def backward_times(self, kind: AttentionOfKind) -> float: ...
+    def backward_times(self, layer_type: AttentionOfType) -> float: ...
 
 
-def attention_seconds(costs: Costs, kind: AttentionOfKind, unit: str) -> Callable[[int, int, float], float]:
-    """Returns the seconds of a kind's attention in a unit; of a backward the last argument says how often a forward is.
+def attention_seconds(costs: Costs, layer_type: AttentionOfType, unit: str) -> Callable[[int, int, float], float]:
+    """Returns the seconds of a type's attention in a unit; of a backward the last argument says how often a forward is.
 
     Args:
         costs: seconds of units.
-        kind: of attention.
+        layer_type: of attention.
         unit: "F" or "B".
     """
-    pair_s, pairs_of, backward = costs.pair_s_of(kind), kernel_pairs(costs, kind), costs.backward_times(kind)
-    slower = _slower(costs, kind)
+    pair_s, pairs_of, backward = (
+        costs.pair_s_of(layer_type),
+        kernel_pairs(costs, layer_type),
+        costs.backward_times(layer_type),
+    )
+    slower = _slower(costs, layer_type)
 
     def seconds(start: int, tokens: int, again_times: float) -> float:
         pairs, back_pairs = pairs_of(start, tokens)
@@ -91,13 +95,13 @@ def attention_seconds(costs: Costs, kind: AttentionOfKind, unit: str) -> Callabl
     return seconds
 
 
-def _slower(costs: Costs, kind: AttentionOfKind) -> Callable[[str, int, int], float] | None:
+def _slower(costs: Costs, layer_type: AttentionOfType) -> Callable[[str, int, int], float] | None:
     """Returns how often as long as at the fastest measured rate a chunk's attention takes; None without such rates.
 
     What it returns takes the way, the tokens before the chunk, and those of the chunk. Windows have their own rate.
     """
     rates, members = costs.cluster.device.attention_rates, costs.ring.members
-    if rates is None or kind.window or costs.has_bundles:
+    if rates is None or layer_type.window or costs.has_bundles:
         return None
     fastest = {way: rates.fastest(way) for way in WAYS}
     most = {"forward": math.inf, "backward": costs.backward_queries or math.inf}
@@ -108,8 +112,8 @@ def _slower(costs: Costs, kind: AttentionOfKind) -> Callable[[str, int, int], fl
     return times
 
 
-def kernel_pairs(costs: Costs, kind: AttentionOfKind) -> Callable[[int, int], tuple[float, float]]:
-    """Returns the (query, key) pairs that a kind's kernel takes the time of for a chunk, forward and backward.
+def kernel_pairs(costs: Costs, layer_type: AttentionOfType) -> Callable[[int, int], tuple[float, float]]:
+    """Returns the (query, key) pairs that a type's kernel takes the time of for a chunk, forward and backward.
 
     The blockwise kernel computes whole blocks. The fused kernel's forward deals tiles of queries to the compute
     units. Tiles that meet the whole prefix take equally long, so a last wave of tiles that is not full takes as
@@ -119,10 +123,10 @@ def kernel_pairs(costs: Costs, kind: AttentionOfKind) -> Callable[[int, int], tu
     Where sequences hold several documents, no kernel takes the pairs of two documents. What a kernel takes for the
     edges of its mask stays: every document has a diagonal.
     """
-    pairs_of, attended, window = _pairs_of_one(costs, kind), costs.attended, kind.window
+    pairs_of, attended, window = _pairs_of_one(costs, layer_type), costs.attended, layer_type.window
     if attended is None or costs.has_bundles:
         return pairs_of
-    attended_pairs, wave = attended.pairs, costs.wave_tokens(kind)
+    attended_pairs, wave = attended.pairs, costs.wave_tokens(layer_type)
 
     def pairs(start: int, tokens: int) -> tuple[float, float]:
         whole, left = chunk_pairs(start, tokens, window), attended_pairs(start, tokens, window)
@@ -135,22 +139,22 @@ def kernel_pairs(costs: Costs, kind: AttentionOfKind) -> Callable[[int, int], tu
     return pairs
 
 
-def _pairs_of_one(costs: Costs, kind: AttentionOfKind) -> Callable[[int, int], tuple[float, float]]:
+def _pairs_of_one(costs: Costs, layer_type: AttentionOfType) -> Callable[[int, int], tuple[float, float]]:
     """Returns the pairs that a kernel takes the time of, those of two documents too but for the kernel for TPUs."""
     if costs.has_bundles:
-        num_kv_heads = kind.kv_width // kind.head_dim
+        num_kv_heads = layer_type.kv_width // layer_type.head_dim
         call = TpuCall(
-            head_dim=kind.head_dim,
+            head_dim=layer_type.head_dim,
             num_kv_heads=num_kv_heads // costs.ulysses,
-            num_groups=max(1, kind.num_heads // num_kv_heads),
-            window=kind.window,
+            num_groups=max(1, layer_type.num_heads // num_kv_heads),
+            window=layer_type.window,
             members=costs.ring.members,
             compute_bytes=costs.compute_bytes,
         )
         return tpu_pairs(costs.cluster.device, call, costs.attended)
     # Every ring member has its own blocks, of tokens that lie `ring` apart.
-    block, window = costs.cluster.device.attention_block * costs.ring.members, kind.window
-    wave = costs.wave_tokens(kind)
+    block, window = costs.cluster.device.attention_block * costs.ring.members, layer_type.window
+    wave = costs.wave_tokens(layer_type)
     if block:
         return lambda start, tokens: (block_pairs(start, tokens, block, window),) * 2
     if not wave:

@@ -45,7 +45,7 @@ from sppo_jax.models.state_counts import state_counts
 from sppo_jax.plan.parts import MeshShape, cache_head_dim
 from sppo_jax.predict.experts import ExpertWork, expert_work
 from sppo_jax.predict.seconds import elementwise
-from sppo_jax.predict.seconds.attention import AttentionOfKind, attention_seconds
+from sppo_jax.predict.seconds.attention import AttentionOfType, attention_seconds
 from sppo_jax.predict.seconds.documents import PairCounts
 from sppo_jax.predict.seconds.stage_shape import Recompute, StageShape, WeightsPlace
 from sppo_jax.predict.stage_params import stage_params, table_params
@@ -75,12 +75,12 @@ class CostModel:
     """Seconds of the units of a schedule on one kind of device; made by `cost_model`.
 
     Args:
-        layer: costs of a layer, a mean where layers are of several kinds.
+        layer: costs of a layer, a mean where layers are of several types.
         layers: layers of a virtual stage, in the mean.
         head_flops: FLOPs of a token in the whole head, forward and backward.
         vocab_size: logits of a token.
         params: parameters of a stage with its share of the vocabulary.
-        attention: of each kind of layer.
+        attention: of each layer type.
         mesh: devices along each axis.
         ulysses: devices over which heads are spread.
         ring: the ring, and what travels on it.
@@ -104,7 +104,7 @@ class CostModel:
     head_flops: float
     vocab_size: int
     params: int
-    attention: tuple[AttentionOfKind, ...]
+    attention: tuple[AttentionOfType, ...]
     mesh: MeshShape
     ulysses: int
     ring: Ring
@@ -160,21 +160,21 @@ class CostModel:
     @property
     def kv_width(self) -> float:
         """Elements of a token's keys over all devices, in the mean of all layers."""
-        return sum(kind.share * kind.kv_width for kind in self.attention)
+        return sum(layer_type.share * layer_type.kv_width for layer_type in self.attention)
 
     @property
     def cache_share(self) -> float:
         """Elements that keys take in caches and on the way, by those that they have."""
-        times = [cache_head_dim(self.ring.kernel, kind.head_dim) / kind.head_dim for kind in self.attention]
-        taken = sum(kind.share * kind.kv_width * more for kind, more in zip(self.attention, times, strict=True))
+        times = [cache_head_dim(self.ring.kernel, one.head_dim) / one.head_dim for one in self.attention]
+        taken = sum(one.share * one.kv_width * more for one, more in zip(self.attention, times, strict=True))
         return taken / self.kv_width if self.attention else 1.0
 
-    def wave_tokens(self, kind: AttentionOfKind) -> float:
+    def wave_tokens(self, layer_type: AttentionOfType) -> float:
         """Returns the tokens of a chunk whose queries occupy all units of the fused kernel once; 0: not counted."""
         device = self.cluster.device
-        if device.attention_block or self.ring.kernel != "cudnn" or kind.window:
+        if device.attention_block or self.ring.kernel != "cudnn" or layer_type.window:
             return 0.0
-        return device.attention_rows * self.mesh.seq / kind.num_heads
+        return device.attention_rows * self.mesh.seq / layer_type.num_heads
 
     def products_s(self, op: str) -> float:
         """Returns the seconds of the linear layers' products for one token of a device."""
@@ -189,19 +189,19 @@ class CostModel:
         """
         return self.products_s(op) + self._moved_bytes(op, again) / self.cluster.device.elementwise_bytes_s
 
-    def pair_s_of(self, kind: AttentionOfKind) -> float:
-        """Returns the seconds of a (query, key) pair forward, in the layers of a kind of a virtual stage."""
+    def pair_s_of(self, layer_type: AttentionOfType) -> float:
+        """Returns the seconds of a (query, key) pair forward, in the layers of a type of a virtual stage."""
         device = self.cluster.device
-        flops_s = device.attention_flops_s(self.compute_bytes, self.ring.kernel, kind.head_dim)
-        if kind.window and not device.attention_block and not self.has_bundles:
+        flops_s = device.attention_flops_s(self.compute_bytes, self.ring.kernel, layer_type.head_dim)
+        if layer_type.window and not device.attention_block and not self.has_bundles:
             flops_s *= WINDOW_RATE
-        return self.layers * kind.share * kind.pair_flops / flops_s / self.mesh.seq
+        return self.layers * layer_type.share * layer_type.pair_flops / flops_s / self.mesh.seq
 
-    def backward_times(self, kind: AttentionOfKind) -> float:
+    def backward_times(self, layer_type: AttentionOfType) -> float:
         """Returns the seconds of attention's backward for one of its forward."""
         if not self.has_bundles:
-            return self.cluster.device.attention_backward if kind.window else self.long_backward_times
-        forward, backward = self.cluster.device.score_s(self.compute_bytes, kind.head_dim)
+            return self.cluster.device.attention_backward if layer_type.window else self.long_backward_times
+        forward, backward = self.cluster.device.score_s(self.compute_bytes, layer_type.head_dim)
         return backward / forward
 
     @property
@@ -491,17 +491,17 @@ def cost_model(
         raise ValueError(f"ulysses * ring must be mesh.seq={mesh.seq}, got {ulysses} * {ring}; change a factor")
     stage_layers = -(-model.num_layers // mesh.pipe)
     params = stage_params(model, stage_layers, mesh.pipe, mesh.data, mesh.seq)
-    kinds = model.counts(model.num_layers)
-    attends = [(kind, count) for kind, count in kinds if state_counts(kind) is None]
+    layer_types = model.counts(model.num_layers)
+    attends = [(layer_type, count) for layer_type, count in layer_types if state_counts(layer_type) is None]
     without = model.num_layers - sum(count for _, count in attends)
-    with_experts = [(kind, count) for kind, count in kinds if kind.experts.count]
+    with_experts = [(layer_type, count) for layer_type, count in layer_types if layer_type.experts.count]
     return CostModel(
         layer=layer_costs(model),
         layers=stage.layers,
         head_flops=3 * head_flops(model),
         vocab_size=model.vocab_size,
         params=params.whole,
-        attention=tuple(_attention(kind, count / model.num_layers, stage) for kind, count in attends),
+        attention=tuple(_attention(layer_type, count / model.num_layers, stage) for layer_type, count in attends),
         mesh=mesh,
         ulysses=ulysses,
         ring=Ring(
@@ -510,7 +510,7 @@ def cost_model(
             length=stage.length,
             asked=stage.ring_pass,
             kernel=stage.kernel,
-            shape=mixed_shape([(_heads(kind, stage, recompute.tails), count) for kind, count in attends], without),
+            shape=mixed_shape([(_heads(one, stage, recompute.tails), count) for one, count in attends], without),
         ),
         compute_bytes=stage.compute_bytes,
         recompute=recompute,
@@ -532,8 +532,8 @@ def without_scores(costs: CostModel) -> CostModel:
     return replace(costs, attention=tuple(one._replace(pair_flops=0.0) for one in costs.attention))
 
 
-def _attention(model: ModelConfig, share: float, stage: StageShape) -> AttentionOfKind:
-    return AttentionOfKind(
+def _attention(model: ModelConfig, share: float, stage: StageShape) -> AttentionOfType:
+    return AttentionOfType(
         share=share,
         pair_flops=layer_costs(model).pair_flops,
         num_heads=model.num_heads,

@@ -137,8 +137,8 @@ class Packed(NamedTuple):
     firsts: np.ndarray
 
 
-class _PairsOfKind(NamedTuple):
-    """The pairs of the layers of a kind.
+class _PairsOfType(NamedTuple):
+    """The pairs of the layers of a type.
 
     Attributes:
         flops: of a pair in all of these layers.
@@ -157,22 +157,22 @@ def documents_of(sources: Sequence[Packed], model: ModelConfig, length: int) -> 
         model: the model shape.
         length: tokens of a sequence.
     """
-    sums, chosen, kinds = np.zeros(3), [], _kinds(model, length)
+    sums, chosen, layer_types = np.zeros(3), [], _pairs_of_types(model, length)
     for source in sources:
         sizes, num_rows = source.sizes.astype(np.float64), len(source.firsts) - 1
-        pairs = _pairs(sizes, kinds, length)
+        pairs = _pairs(sizes, layer_types, length)
         sums += source.weight / num_rows * np.array([sizes.sum(), len(sizes), pairs.sum()])
         of_rows = np.add.reduceat(pairs, source.firsts[:-1])
         # Evenly spaced among the sequences by rising pairs, so that few stand for all.
         order = np.argsort(of_rows, kind="stable")[:: -(-num_rows * len(sources) // _MOST_COUNTED)]
         weights = np.full(len(order), source.weight / len(order))
-        chosen.append((of_rows[order], weights, _cells_of(source, order, kinds, length)))
+        chosen.append((of_rows[order], weights, _cells_of(source, order, layer_types, length)))
     of_rows, weights, cells = (np.concatenate(parts) for parts in zip(*chosen, strict=True))
     order = np.argsort(of_rows, kind="stable")
     in_group = _in_groups(weights[order])
     tokens, pieces, pairs_of_row = sums.tolist()
-    whole = _pairs(np.array([length], float), kinds, length).item()
-    windows = list(dict.fromkeys(kind.window for kind in kinds))
+    whole = _pairs(np.array([length], float), layer_types, length).item()
+    windows = list(dict.fromkeys(layer_type.window for layer_type in layer_types))
     rows = [
         PairCounts(length=length, shares={window: tuple(row) for window, row in zip(windows, of_group, strict=True)})
         for of_group in np.tensordot(in_group, cells[order], 1).tolist()
@@ -182,17 +182,17 @@ def documents_of(sources: Sequence[Packed], model: ModelConfig, length: int) -> 
     return Documents(mean_tokens=tokens / pieces, attended=attended, rows=tuple(rows))
 
 
-def _kinds(model: ModelConfig, length: int) -> list[_PairsOfKind]:
-    """Returns the pairs of the layers of each kind with attention."""
-    kinds = model.counts(model.num_layers)
-    attends = [(kind, count) for kind, count in kinds if state_counts(kind) is None]
-    return [_PairsOfKind(count * layer_costs(kind).pair_flops, kind.window_within(length)) for kind, count in attends]
+def _pairs_of_types(model: ModelConfig, length: int) -> list[_PairsOfType]:
+    """Returns the pairs of the layers of each type with attention."""
+    layer_types = model.counts(model.num_layers)
+    attends = [(layer_type, count) for layer_type, count in layer_types if state_counts(layer_type) is None]
+    return [_PairsOfType(count * layer_costs(one).pair_flops, one.window_within(length)) for one, count in attends]
 
 
-def _pairs(sizes: np.ndarray, kinds: Sequence[_PairsOfKind], length: int) -> np.ndarray:
+def _pairs(sizes: np.ndarray, layer_types: Sequence[_PairsOfType], length: int) -> np.ndarray:
     """Returns the pairs of documents of some sizes over all layers, each pair times its FLOPs."""
     total = np.zeros(len(sizes))
-    for flops, window in kinds:
+    for flops, window in layer_types:
         reach = window or length
         growing = np.minimum(sizes, reach)
         total += flops * (growing * (growing + 1) / 2 + (sizes - growing) * growing)
@@ -214,9 +214,9 @@ def _edges(length: int) -> np.ndarray:
     return np.arange(CELLS + 1) * (length / CELLS)
 
 
-def _cells_of(source: Packed, rows: np.ndarray, kinds: Sequence[_PairsOfKind], length: int) -> np.ndarray:
+def _cells_of(source: Packed, rows: np.ndarray, layer_types: Sequence[_PairsOfType], length: int) -> np.ndarray:
     """Returns the shares of some sequences of a source: [num_rows, num_windows, CELLS]."""
-    windows, edges = list(dict.fromkeys(kind.window for kind in kinds)), _edges(length)
+    windows, edges = list(dict.fromkeys(layer_type.window for layer_type in layer_types)), _edges(length)
     firsts = source.firsts.astype(np.int64)
     ends = np.concatenate([[0], np.cumsum(source.sizes, dtype=np.int64)])
     row, piece = _ranges(firsts[rows], firsts[rows + 1])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sppo_jax.config import ModelConfig
 from sppo_jax.models.counts import layer_costs
 from sppo_jax.models.state_counts import state_counts
-from sppo_jax.predict.group_layers import kinds_of_groups
+from sppo_jax.predict.group_layers import types_of_groups
 from sppo_jax.predict.shape import MemoryShape
 
 
@@ -68,28 +68,28 @@ def flops_before_loops(shape: MemoryShape, num_chunks: int) -> float | None:
         shape: of the layers.
         num_chunks: of a sequence.
     """
-    groups = list(kinds_of_groups(shape))
+    groups = list(types_of_groups(shape))
     if len(groups) > 1:
         return 0.0
     flops = 0.0
-    for kind in groups[0]:
-        if _has_loop(kind, shape, num_chunks):
-            return flops + _projection_flops(kind)
-        flops += layer_costs(kind).linear_flops + layer_costs(kind).state_flops
+    for layer_type in groups[0]:
+        if _has_loop(layer_type, shape, num_chunks):
+            return flops + _projection_flops(layer_type)
+        flops += layer_costs(layer_type).linear_flops + layer_costs(layer_type).state_flops
     return None
 
 
-def _has_loop(kind: ModelConfig, shape: MemoryShape, num_chunks: int) -> bool:
+def _has_loop(layer_type: ModelConfig, shape: MemoryShape, num_chunks: int) -> bool:
     """Returns whether a layer's attention loops over documents, or over the keys before a chunk; see `flash`.
 
     What a window holds of these keys is part of a document's call.
     """
-    if state_counts(kind) is not None:
+    if state_counts(layer_type) is not None:
         return False
-    return not shape.has_one_document or (num_chunks > 1 and not kind.window_within(shape.length))
+    return not shape.has_one_document or (num_chunks > 1 and not layer_type.window_within(shape.length))
 
 
-def _projection_flops(kind: ModelConfig) -> float:
+def _projection_flops(layer_type: ModelConfig) -> float:
     """Returns the FLOPs of a token in the products that make a layer's queries, keys and values."""
-    heads = kind.num_heads * (1 + kind.output_gate) + 2 * kind.num_kv_heads
-    return 2.0 * kind.hidden_size * heads * kind.head_dim
+    heads = layer_type.num_heads * (1 + layer_type.output_gate) + 2 * layer_type.num_kv_heads
+    return 2.0 * layer_type.hidden_size * heads * layer_type.head_dim

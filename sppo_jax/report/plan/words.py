@@ -176,7 +176,7 @@ def _documents(figures: Figures) -> list[tuple[str, str]]:
     if figures.documents is None:
         return [("documents", figures.planned_for)] if figures.planned_for else []
     mean, attended = figures.documents.mean_tokens, figures.documents.attended
-    attends = any(kind.mixer == "attention" for kind, _ in figures.model.counts(figures.model.num_layers))
+    attends = any(layer_type.mixer == "attention" for layer_type, _ in figures.model.counts(figures.model.num_layers))
     of_pairs = f"; attention {attended:.1%} of that of a full document, counted in pairs of tokens" if attends else ""
     step_s = seconds(figures.documents_step_s)
     text = f"about {step_s} s a step for the documents of data.source (mean {mean:,.0f} tokens{of_pairs})"

@@ -112,7 +112,7 @@ def chunk_seconds(costs: CostModel, length: int, num_chunks: int) -> ChunkSecond
     fixed = max(0.0, first - (token + prefix) * tokens - pair * tokens * tokens / 2)
     near_s = ring_s(0)
     sent = max(0.0, ring_s(far) - near_s) / far
-    # Where layers are of several kinds, the waves are those of the kind that takes longest.
+    # Where layers are of several types, the waves are those of the type that takes longest.
     longest = max(costs.attention, key=costs.pair_s_of)
     wave, share = costs.wave_tokens(longest), 1.0
     if wave and costs.attended is not None:

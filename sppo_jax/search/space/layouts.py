@@ -60,16 +60,16 @@ class Layout:
     def again_for_kv(self) -> float:
         """The share of layers that run again for the keys and values of a group's layer that sees all tokens."""
         model = self.request.config.model
-        found, names = 0, model.kind_names
+        found, names = 0, model.type_names
         for begin in range(0, len(names), self.layers):
-            group = [self._is_whole(model.of_kind(name)) for name in names[begin : begin + self.layers]]
+            group = [self._is_whole(model.of_type(name)) for name in names[begin : begin + self.layers]]
             found += group.index(True) if True in group else 0
         return found / len(names)
 
     @cached_property
     def most_whole(self) -> int:
         """The most layers of a group that have neither a window nor a state."""
-        return most_layers(self.shape, lambda kind: self._is_whole(kind) or None).get(True, 0)
+        return most_layers(self.shape, lambda layer_type: self._is_whole(layer_type) or None).get(True, 0)
 
     @cached_property
     def window(self) -> int:
@@ -77,8 +77,8 @@ class Layout:
         config = self.request.config
         return config.model.shared_window(config.sequence.length)
 
-    def _is_whole(self, kind: ModelConfig) -> bool:
-        return not kind.window_within(self.request.config.sequence.length) and state_counts(kind) is None
+    def _is_whole(self, layer_type: ModelConfig) -> bool:
+        return not layer_type.window_within(self.request.config.sequence.length) and state_counts(layer_type) is None
 
     @property
     def documents(self) -> Documents | None:
@@ -245,7 +245,7 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
     by_groups, attends = request.way.schedule == BREADTH_FIRST, has_attention(config.model)
     return Facts(
         num_layers=config.model.num_layers,
-        kinds=config.model.kind_names if config.model.layers else (),
+        layer_types=config.model.type_names if config.model.layers else (),
         stacks=config.model.stack_names if config.model.layers else (),
         num_heads=config.model.shared_heads[0],
         state_heads=state_heads(config.model),
@@ -348,7 +348,7 @@ def _divides(request: Request, pipe: int, interleave: int) -> bool:
     model = request.config.model
     if not model.layers:
         return True
-    facts = Facts(kinds=model.kind_names, stacks=model.stack_names, pipe=pipe, interleave=interleave)
+    facts = Facts(layer_types=model.type_names, stacks=model.stack_names, pipe=pipe, interleave=interleave)
     return not tuple(rules.broken(facts))
 
 

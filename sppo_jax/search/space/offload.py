@@ -51,7 +51,7 @@ def place_options(config: Config) -> list[Places]:
     Raises:
         ValueError: a place is asked for that the other places do not allow.
     """
-    stash, groups, is_mixed = config.stash, config.sequence.groups, len(set(config.model.kind_names)) > 1
+    stash, groups, is_mixed = config.stash, config.sequence.groups, len(set(config.model.type_names)) > 1
     asked = (stash.inputs, stash.attention, stash.rest)
     # Keys and values that come again need a stash of every layer; see `StashPlan`.
     needs_stash = stash.kv in ("rebuild", "host") and stash.inputs == "auto"

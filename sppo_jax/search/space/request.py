@@ -171,7 +171,7 @@ def _backward_queries(config: Config, device: Device, kernel: str) -> int:
 
     Shorter heads were not measured so. A team's calls are those of documents.
     """
-    sizes = [kind.head_dim for kind in config.model.attention_kinds]
+    sizes = [layer_type.head_dim for layer_type in config.model.attention_types]
     if kernel != "cudnn" or config.sequence.groups != "static" or min(sizes, default=0) < LONG_HEAD_DIM:
         return 0
     return device.backward_queries
@@ -246,7 +246,7 @@ def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int, facts:
     if facts.window and facts.groups == "flex":
         check_rules(replace(facts, kernel=None if model.kernel == "auto" else model.kernel))
         return "blockwise"
-    sizes = [kind.head_dim for kind in model.attention_kinds or [model]]
+    sizes = [layer_type.head_dim for layer_type in model.attention_types or [model]]
     head_dim = max(sizes, key=lambda x: (x % 8 > 0, x))
     is_taken = cudnn_takes(compute_bytes, head_dim, device.fused_head_dim)
     possible = {"blockwise": True, "cudnn": is_taken, "pallas": all(pallas_takes(compute_bytes, x) for x in sizes)}
@@ -275,16 +275,16 @@ def _blocks_of_kernel(model: ModelConfig, device: Device, compute_bytes: int, ul
     if device.name not in TPU_CHIPS:
         return None
     needed = (
-        block_bytes(heads, kind.head_dim, compute_bytes)
-        for heads, kind in zip(query_heads(model, ulysses), model.attention_kinds or [model], strict=True)
+        block_bytes(heads, layer_type.head_dim, compute_bytes)
+        for heads, layer_type in zip(query_heads(model, ulysses), model.attention_types or [model], strict=True)
     )
     return int(SPILLED * max(needed)), TPU_CHIPS[device.name].vmem_bytes
 
 
 def query_heads(model: ModelConfig, ulysses: int) -> list[int]:
-    """Returns the query heads of a key-value head on a device, of each kind of layer with attention."""
-    kinds = model.attention_kinds or [model]
-    return [max(1, kind.num_heads // math.lcm(kind.num_kv_heads, ulysses)) for kind in kinds]
+    """Returns the query heads of a key-value head on a device, of each layer type with attention."""
+    layer_types = model.attention_types or [model]
+    return [max(1, layer_type.num_heads // math.lcm(layer_type.num_kv_heads, ulysses)) for layer_type in layer_types]
 
 
 def _check_enough(config: Config, cluster: Cluster) -> None:

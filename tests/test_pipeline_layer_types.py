@@ -1,4 +1,4 @@
-"""Layers of several kinds in the pipeline: exact in every plan."""
+"""Layers of several types in the pipeline: exact in every plan."""
 
 import jax
 import jax.numpy as jnp

@@ -3,7 +3,7 @@
 import pytest
 
 from sppo_jax.config import DeltaConfig, config_from_dict
-from sppo_jax.config.kinds import parse_layers
+from sppo_jax.config.layer_types import parse_layers
 from sppo_jax.config.load import to_dict
 from sppo_jax.config.section import ConfigError
 
@@ -33,18 +33,18 @@ def test_a_pattern_names_each_layer(pattern, kinds):
     "pattern", ["", " ", "a,", ",a", "2x", "(a", "a)", "0xa", "2x2xa", "a b", "10001xa", "2a", "a-b"]
 )
 def test_what_is_no_pattern_is_refused(pattern):
-    with pytest.raises(ConfigError, match="model.layers must be names of kinds"):
+    with pytest.raises(ConfigError, match="model.layers must be names of layer types"):
         parse_layers(pattern)
 
 
 def test_a_kind_is_the_model_with_other_settings():
     model = model_of(layers="2x(2xlocal,full)", layer_types={"local": LOCAL}, qk_norm=True)
-    local = model.of_kind("local")
+    local = model.of_type("local")
     assert model.num_layers == local.num_layers == 6
     assert (local.num_heads, local.num_kv_heads, local.head_dim, local.rope.theta) == (4, 2, 6, 100)
     assert local.qk_norm and local.rope.scaling == model.rope.scaling
-    assert model.of_kind("full") == model_of(num_layers=6, qk_norm=True)
-    assert model.counts(3) == [(local, 2), (model.of_kind("full"), 1)]
+    assert model.of_type("full") == model_of(num_layers=6, qk_norm=True)
+    assert model.counts(3) == [(local, 2), (model.of_type("full"), 1)]
 
 
 def test_a_config_with_kinds_is_read_back():
@@ -56,31 +56,31 @@ def test_a_config_with_kinds_is_read_back():
 
 def test_the_kind_delta_needs_no_entry_and_follows_the_heads_of_the_model():
     model = model_of(layers="2x(delta,full)", num_heads=4, num_kv_heads=2)
-    delta = model.of_kind("delta")
-    assert (model.mixer, delta.mixer, model.of_kind("full").mixer) == ("attention", "delta", "attention")
+    delta = model.of_type("delta")
+    assert (model.mixer, delta.mixer, model.of_type("full").mixer) == ("attention", "delta", "attention")
     assert delta.delta == DeltaConfig(value_heads=4, key_heads=2, key_size=4, value_size=4, taps=4)
     assert model.delta == DeltaConfig() and model.stacks == {"delta": ("delta",), "full": ("full",)}
-    assert model.shared_heads == (4, 2) and model.attention_kinds == [model.of_kind("full")]
+    assert model.shared_heads == (4, 2) and model.attention_types == [model.of_type("full")]
     own = model_of(
         layers="3xdelta,full", delta={"value_size": 6}, layer_types={"delta": {"delta": {"taps": 2}, "mlp_size": 9}}
     )
-    assert own.of_kind("delta").delta == DeltaConfig(value_heads=2, key_heads=2, key_size=8, value_size=6, taps=2)
-    assert own.of_kind("delta").mlp_size == 9
+    assert own.of_type("delta").delta == DeltaConfig(value_heads=2, key_heads=2, key_size=8, value_size=6, taps=2)
+    assert own.of_type("delta").mlp_size == 9
     other = model_of(
         layers="2x(linear,full)",
         layer_types={
             "linear": {"mixer": "delta"},
         },
     )
-    assert other.of_kind("linear").delta.value_heads == 2
+    assert other.of_type("linear").delta.value_heads == 2
     whole = model_of(num_layers=2, mixer="delta", sliding_window=8)
-    assert whole.of_kind("full") == whole and whole.delta.value_heads == 2
+    assert whole.of_type("full") == whole and whole.delta.value_heads == 2
     assert whole.shared_heads == (2, 2) and whole.shared_window(64) == 0
 
 
 def test_layers_of_one_kind_are_the_model_itself():
     model = model_of(num_layers=4)
-    assert model.counts(2) == [(model, 2)] and model.of_kind("full") == model
+    assert model.counts(2) == [(model, 2)] and model.of_type("full") == model
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Kinds of layers: what each replaces of the model's settings, and in which order they stand; imports no jax."""
+"""Layer types: what each replaces of the model's settings, and in which order they stand; imports no jax."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from sppo_jax.config.section import ConfigError, Section
 from sppo_jax.program.fold import Loop, fold
 
-# The kind that replaces nothing, and the one that replaces attention by the mixer of this name.
+# The type that replaces nothing, and the one that replaces attention by the mixer of this name.
 FULL, DELTA = "full", "delta"
 _TOKEN = re.compile(r"\s*(?:(\d+)\s*x|([A-Za-z_]\w*)|([(),]))")
 # No model is deeper; more layers would be a mistake in a pattern.
@@ -21,12 +21,12 @@ Settings = dict[str, bool | int | float | str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class KindConfig(Section):
-    """What the layers of one kind have in place of the model's own settings; null is the model's setting.
+class LayerTypeConfig(Section):
+    """What the layers of one type have in place of the model's own settings; null is the model's setting.
 
     Args:
-        mixer: what mixes the tokens of a layer, as `model.mixer`; of a kind named "delta" it is "delta".
-        delta: settings of `model.delta` that the kind replaces, each by its name.
+        mixer: what mixes the tokens of a layer, as `model.mixer`; of a type named "delta" it is "delta".
+        delta: settings of `model.delta` that the type replaces, each by its name.
         num_heads: query heads of a layer, as `model.num_heads`.
         num_kv_heads: heads of keys and values of a layer, as `model.num_kv_heads`.
         head_dim: elements of a head, as `model.head_dim`.
@@ -43,8 +43,8 @@ class KindConfig(Section):
             one over the root of the head size.
         sliding_window: number of tokens that a token attends to, as `model.sliding_window`; "none": all of them.
         sinks: whether each query head has a sink.
-        rope: settings of `model.rope` that the kind replaces, each by its name.
-        experts: settings of `model.experts` that the kind replaces, each by its name; `{count: 0}` is a plain MLP.
+        rope: settings of `model.rope` that the type replaces, each by its name.
+        experts: settings of `model.experts` that the type replaces, each by its name; `{count: 0}` is a plain MLP.
     """
 
     section: ClassVar[str] = "model.layer_types.NAME"
@@ -69,19 +69,19 @@ class KindConfig(Section):
     experts: Settings | None = None
 
     def replaced(self) -> dict[str, Any]:
-        """Returns the settings that the kind replaces."""
+        """Returns the settings that the type replaces."""
         given = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
         return {name: None if value == "none" else value for name, value in given.items() if value is not None}
 
 
-def replaced_by(kinds: Mapping[str, KindConfig], name: str) -> dict[str, Any]:
-    """Returns the settings that a kind of layer replaces; the kinds "full" and "delta" need no entry in `kinds`."""
-    own = kinds[name].replaced() if name in kinds else {}
+def replaced_by(layer_types: Mapping[str, LayerTypeConfig], name: str) -> dict[str, Any]:
+    """Returns the settings that a layer type replaces; the types "full" and "delta" need no entry in `layer_types`."""
+    own = layer_types[name].replaced() if name in layer_types else {}
     return {"mixer": DELTA} | own if name == DELTA else own
 
 
 def parse_layers(pattern: str) -> tuple[str, ...]:
-    """Returns the kind of each layer, in order.
+    """Returns the type of each layer, in order.
 
     Args:
         pattern: names with counts, e.g. "10x(5xlocal,global),2xlocal".
@@ -96,10 +96,10 @@ def parse_layers(pattern: str) -> tuple[str, ...]:
             raise _unreadable(pattern)
         tokens.append(match.groups())
         place = match.end()
-    kinds, rest = _sequence(tokens, pattern)
-    if rest or not kinds:
+    layer_types, rest = _sequence(tokens, pattern)
+    if rest or not layer_types:
         raise _unreadable(pattern)
-    return tuple(kinds)
+    return tuple(layer_types)
 
 
 def layers_text(names: Sequence[str]) -> str:
@@ -117,12 +117,12 @@ def _repeated(loop: Loop) -> str:
 
 
 def _sequence(tokens: list[tuple], pattern: str) -> tuple[list[str], list[tuple]]:
-    """Reads items with commas between; returns their kinds and the tokens behind them."""
-    kinds, tokens = _item(tokens, pattern)
+    """Reads items with commas between; returns their types and the tokens behind them."""
+    layer_types, tokens = _item(tokens, pattern)
     while tokens and tokens[0][2] == ",":
         more, tokens = _item(tokens[1:], pattern)
-        kinds += more
-    return kinds, tokens
+        layer_types += more
+    return layer_types, tokens
 
 
 def _item(tokens: list[tuple], pattern: str) -> tuple[list[str], list[tuple]]:
@@ -133,32 +133,32 @@ def _item(tokens: list[tuple], pattern: str) -> tuple[list[str], list[tuple]]:
     if not tokens or not 1 <= count <= _MOST_LAYERS:
         raise _unreadable(pattern)
     (_, name, bracket), tokens = tokens[0], tokens[1:]
-    kinds = [name]
+    layer_types = [name]
     if bracket == "(":
-        kinds, tokens = _sequence(tokens, pattern)
+        layer_types, tokens = _sequence(tokens, pattern)
         if not tokens or tokens[0][2] != ")":
             raise _unreadable(pattern)
         tokens = tokens[1:]
     elif not name:
         raise _unreadable(pattern)
-    if len(kinds) * count > _MOST_LAYERS:
+    if len(layer_types) * count > _MOST_LAYERS:
         raise _unreadable(pattern)
-    return kinds * count, tokens
+    return layer_types * count, tokens
 
 
 def _unreadable(pattern: str) -> ConfigError:
     return ConfigError(
-        f"model.layers must be names of kinds with counts and brackets, of at most {_MOST_LAYERS} layers, got "
+        f"model.layers must be names of layer types with counts and brackets, of at most {_MOST_LAYERS} layers, got "
         f"{pattern!r}; write e.g. 10x(5xlocal,full),2xlocal"
     )
 
 
-def check_kinds(names: tuple[str, ...], kinds: Mapping[str, KindConfig], num_layers: int) -> None:
-    """Checks that a pattern and the kinds belong together.
+def check_layer_types(names: tuple[str, ...], layer_types: Mapping[str, LayerTypeConfig], num_layers: int) -> None:
+    """Checks that a pattern and the types belong together.
 
     Args:
-        names: the kind of each layer.
-        kinds: the settings of each kind by its name.
+        names: the type of each layer.
+        layer_types: the settings of each type by its name.
         num_layers: layers of the model.
 
     Raises:
@@ -169,13 +169,13 @@ def check_kinds(names: tuple[str, ...], kinds: Mapping[str, KindConfig], num_lay
             f"model.layers must name model.num_layers={num_layers} layers, got {len(names)}; change one of the two"
         )
     for name in dict.fromkeys(names):
-        if name not in (FULL, DELTA) and name not in kinds:
-            known = ", ".join(dict.fromkeys((*kinds, FULL, DELTA)))
+        if name not in (FULL, DELTA) and name not in layer_types:
+            known = ", ".join(dict.fromkeys((*layer_types, FULL, DELTA)))
             raise ConfigError(
                 f"model.layers must name types of model.layer_types, {FULL} or {DELTA}, got {name}; use one of "
                 f"{known}, or add model.layer_types.{name}"
             )
-    for name in kinds:
+    for name in layer_types:
         if name not in names:
             raise ConfigError(
                 f"each name in model.layer_types must be the type of a layer, got {name}, which no layer has; name it "

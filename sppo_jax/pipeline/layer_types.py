@@ -1,6 +1,6 @@
-"""The kinds of a group's layers: one after another in nested scans, each layer with its number among those of its kind.
+"""The types of a group's layers: one after another in nested scans, each layer with its number among those of its type.
 
-A kind is a name, or None where all layers are alike. Two groups of one stage may have other kinds, of as many layers of
+A type is a name, or None where all layers are alike. Two groups of one stage may have other types, of as many layers of
 each stack.
 """
 
@@ -28,18 +28,18 @@ class At:
     """A layer of a group.
 
     Args:
-        kind: its kind.
-        before: how many layers of each kind come before it.
+        layer_type: its type.
+        before: how many layers of each type come before it.
         is_first: whether it surely runs before all others, so that what it works on comes from outside the group.
     """
 
-    kind: str | None
+    layer_type: str | None
     before: Mapping[str | None, Number] = field(default_factory=lambda: {None: 0})
     is_first: bool = False
 
-    def among(self, kinds: Sequence[str | None]) -> Number:
-        """Returns the layer's number among those of some kinds."""
-        return reduce(_plus, (self.before[kind] for kind in kinds if kind in self.before))
+    def among(self, layer_types: Sequence[str | None]) -> Number:
+        """Returns the layer's number among those of some types."""
+        return reduce(_plus, (self.before[layer_type] for layer_type in layer_types if layer_type in self.before))
 
 
 # Where something of the group as a whole lies.
@@ -47,13 +47,13 @@ WHOLE = At(None)
 
 
 def blocks_of(layers: nnx.Module) -> dict[str | None, Block]:
-    """Returns the block of each kind of a decoder's layers."""
-    return {kind: Block(stack) for kind, stack in stacks_of(layers).items()}
+    """Returns the block of each type of a decoder's layers."""
+    return {layer_type: Block(stack) for layer_type, stack in stacks_of(layers).items()}
 
 
 def others_of(blocks: Mapping[str | None, Block], stacks: Mapping[str | None, str | None]) -> Any:
-    """Returns the arrays of all blocks that are no parameters, by stack; `stacks` has the stack of each kind."""
-    others = {stacks[kind]: block.others for kind, block in blocks.items()}
+    """Returns the arrays of all blocks that are no parameters, by stack; `stacks` has the stack of each type."""
+    others = {stacks[layer_type]: block.others for layer_type, block in blocks.items()}
     return others[None] if None in others else others
 
 
@@ -65,7 +65,7 @@ def with_part(tree: Any, stack: str | None, part: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, x: next(leaves) if path[0].key == stack else x, tree)
 
 
-def run_layers(kinds: Sequence[str | None], body: Callable, carry, held=None, *, backward: bool = False):
+def run_layers(layer_types: Sequence[str | None], body: Callable, carry, held=None, *, backward: bool = False):
     """Applies `body(carry, at)` to the layers of a group; `held` is held back until the last one.
 
     The whole scan can overlap a copy started before the scan: the barrier keeps the compiler from starting it
@@ -73,7 +73,7 @@ def run_layers(kinds: Sequence[str | None], body: Callable, carry, held=None, *,
     `held` is held back until its end.
 
     Args:
-        kinds: of each layer.
+        layer_types: of each layer.
         body: runs a layer.
         carry: a tuple.
         held: a tree of arrays.
@@ -82,8 +82,8 @@ def run_layers(kinds: Sequence[str | None], body: Callable, carry, held=None, *,
     Returns:
         the carry and `held`.
     """
-    order = tuple(reversed(kinds)) if backward else tuple(kinds)
-    walk = _Walk(body, Counter(kinds) if backward else None)
+    order = tuple(reversed(layer_types)) if backward else tuple(layer_types)
+    walk = _Walk(body, Counter(layer_types) if backward else None)
     if held is not None and len(order) == 1:
         first, *rest = body(carry, walk.at(order[0], {order[0]: jnp.int32(0)}))
         first, held = lax.optimization_barrier((first, held))
@@ -108,29 +108,29 @@ class _Walk:
 
     Args:
         body: runs a layer.
-        totals: layers of each kind, where the walk is backward.
+        totals: layers of each type, where the walk is backward.
     """
 
     def __init__(self, body: Callable, totals: Mapping[str | None, int] | None):
         self.body, self.totals = body, totals
 
-    def at(self, kind: str | None, done: Mapping[str | None, Number]) -> At:
-        """Returns the layer of a kind that comes after so many layers of each kind."""
+    def at(self, layer_type: str | None, done: Mapping[str | None, Number]) -> At:
+        """Returns the layer of a type that comes after so many layers of each type."""
         is_first = all(isinstance(number, int) and not number for number in done.values())
         if self.totals is None:
-            return At(kind, done, is_first)
-        return At(kind, {k: self.totals[k] - (k == kind) - number for k, number in done.items()}, is_first)
+            return At(layer_type, done, is_first)
+        return At(layer_type, {k: self.totals[k] - (k == layer_type) - number for k, number in done.items()}, is_first)
 
     def run(self, items: tuple, carry, done: Mapping[str | None, Number]):
         """Runs the layers of folded items, behind those that are done."""
         passed: Counter[str | None] = Counter()
         for item in items:
-            here = {kind: _plus(number, passed[kind]) for kind, number in done.items()}
+            here = {layer_type: _plus(number, passed[layer_type]) for layer_type, number in done.items()}
             counts = Counter(unfold([item]))
             if isinstance(item, Loop):
 
                 def iteration(carry, turn, item=item, here=here, counts=counts):
-                    moved = {kind: _plus(x, _times(turn, counts[kind] // item.count)) for kind, x in here.items()}
+                    moved = {one: _plus(x, _times(turn, counts[one] // item.count)) for one, x in here.items()}
                     return self.run(item.body, carry, moved), None
 
                 carry, _ = lax.scan(iteration, carry, jnp.arange(item.count, dtype=jnp.int32))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sppo_jax.config import Config
 from sppo_jax.config.data import BYTES, DataConfig
-from sppo_jax.data.ends import has_chats, has_kind
+from sppo_jax.data.ends import has_chats, has_content
 from sppo_jax.data.open import with_tokenizer
 from sppo_jax.data.tokens.encoding import FileEncoder
 from sppo_jax.models.hf.tokenizer import TOKENIZER, add_end_tokens, set_template
@@ -64,7 +64,7 @@ def _add_end_of_texts(folder: Path, data: DataConfig) -> None:
     if data.tokenizer in (None, BYTES) or not (folder / TOKENIZER).is_file():
         return
     try:
-        if has_kind(data, ["text", "prompts"], data.source, data.sources):
+        if has_content(data, ["text", "prompts"], data.source, data.sources):
             encoder = FileEncoder(folder, start_token=None, end_token=data.end_token)
             add_end_tokens(folder, [token for token in encoder.end if token in encoder.special])
     except ValueError as error:

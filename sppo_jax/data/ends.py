@@ -9,18 +9,20 @@ import numpy as np
 
 from sppo_jax.config import Config
 from sppo_jax.config.data import DRAWN, DataConfig, Sources
-from sppo_jax.data.content.content import Kind, kind_of
+from sppo_jax.data.content.content import FileContent, content_of
 from sppo_jax.data.open import with_tokenizer
 from sppo_jax.data.sources.open_source import LIBRARY, find_files
 from sppo_jax.data.tokens.encoding import open_encoder
 
 
-def has_kind(data: DataConfig, kinds: Collection[Kind], given: str | Sources, names: Iterable[str]) -> bool:
-    """Returns whether a source has files of some kinds.
+def has_content(
+    data: DataConfig, contents: Collection[FileContent], given: str | Sources, names: Iterable[str]
+) -> bool:
+    """Returns whether a source has files with some content.
 
     Args:
         data: how files are read.
-        kinds: what the rows of a file hold.
+        contents: what the rows of a file hold.
         given: the setting that names the sources.
         names: their names.
 
@@ -31,7 +33,11 @@ def has_kind(data: DataConfig, kinds: Collection[Kind], given: str | Sources, na
         own = data.with_settings(data.settings_of(name, given))
         if name in DRAWN:
             continue
-        if "text" in kinds if name == LIBRARY else any(kind_of(own, file) in kinds for file in find_files(name)[0]):
+        if name == LIBRARY:
+            is_there = "text" in contents
+        else:
+            is_there = any(content_of(own, file) in contents for file in find_files(name)[0])
+        if is_there:
             return True
     return False
 
@@ -39,7 +45,7 @@ def has_kind(data: DataConfig, kinds: Collection[Kind], given: str | Sources, na
 def has_chats(data: DataConfig) -> bool:
     """Returns whether a config trains on conversations; where its files are gone, whether it names a template."""
     try:
-        return has_kind(data, ["chat"], data.source, data.sources)
+        return has_content(data, ["chat"], data.source, data.sources)
     except ValueError:
         return data.chat.template != "auto" or data.format in ("chat", "alpaca")
 
@@ -57,7 +63,7 @@ def earlier_end_token(config: Config) -> str | None:
         if (
             not encoder.end_once
             or len(encoder.own_end) > 1
-            or not any(has_kind(data, ["text"], *one) for one in sources)
+            or not any(has_content(data, ["text"], *one) for one in sources)
         ):
             return None
     except ValueError:

@@ -195,7 +195,7 @@ def _of_layout(layout: Layout) -> Iterator[Candidate]:
             layout=layout, schedule=layout.request.way.schedule, num_chunks=count, balance="equal", wave=1
         )
         # Layers with a window have the keys and values of a tail where a step would make them again.
-        tails = partition.is_breadth_first and count > 1 and any(k.window_within(length) for k in model.attention_kinds)
+        tails = partition.is_breadth_first and count > 1 and any(k.window_within(length) for k in model.attention_types)
         yield Candidate(partition, _KEPT, 0.0, "float32", "rebuild" if tails else "keep")
 
 

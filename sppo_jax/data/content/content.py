@@ -14,10 +14,10 @@ from sppo_jax.data.forms.record import Row
 from sppo_jax.data.forms.rows import ROW_SUFFIXES, columns_of, read_rows
 from sppo_jax.data.storage.folders import File
 
-Kind = Literal["text", "chat", "rows of tokens", "prompts", "tokens"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+FileContent = Literal["text", "chat", "rows of tokens", "prompts", "tokens"]
+CONTENTS: tuple[FileContent, ...] = get_args(FileContent)
 # Instructions with their outputs become conversations, and so do prompts that are lists of messages.
-_KINDS: dict[str, Kind] = {
+_OF_FORM: dict[str, FileContent] = {
     "text": "text",
     "chat": "chat",
     "tokens": "rows of tokens",
@@ -26,7 +26,7 @@ _KINDS: dict[str, Kind] = {
 }
 
 
-def kind_of(config: DataConfig, file: File) -> Kind:
+def content_of(config: DataConfig, file: File) -> FileContent:
     """Returns what a file holds, by `data.format` and the keys of its first row.
 
     Raises:
@@ -35,15 +35,15 @@ def kind_of(config: DataConfig, file: File) -> Kind:
     has_rows, is_tokens = file.name.endswith(ROW_SUFFIXES), file.name.endswith(TOKEN_SUFFIXES)
     possible = {"auto": True, "text": not is_tokens, "tokens": is_tokens or has_rows}
     if not possible.get(config.format, has_rows):
-        kinds = ", ".join(ROW_SUFFIXES if config.format != "tokens" else (*ROW_SUFFIXES, *TOKEN_SUFFIXES))
-        kinds = "text" if config.format == "text" else f"{kinds} files"
+        wanted = ", ".join(ROW_SUFFIXES if config.format != "tokens" else (*ROW_SUFFIXES, *TOKEN_SUFFIXES))
+        wanted = "text" if config.format == "text" else f"{wanted} files"
         raise ValueError(
-            f"data.source must hold {kinds} where data.format is {config.format}, got {file.path}; leave out the file, "
-            "or set data.format=auto"
+            f"data.source must hold {wanted} where data.format is {config.format}, got {file.path}; leave out the "
+            "file, or set data.format=auto"
         )
     if is_tokens:
         return "tokens"
-    return _kind_of_rows(config, file) if has_rows else "text"
+    return _content_of_rows(config, file) if has_rows else "text"
 
 
 def speaks_of_loss(config: DataConfig, file: File) -> bool:
@@ -52,7 +52,7 @@ def speaks_of_loss(config: DataConfig, file: File) -> bool:
     return bool(concerning(tuple(keys), "row"))
 
 
-def _kind_of_rows(config: DataConfig, file: File) -> Kind:
+def _content_of_rows(config: DataConfig, file: File) -> FileContent:
     form: str = config.format
     if form in ("auto", "prompt"):
         where, row = _first_row(config, file)
@@ -60,7 +60,7 @@ def _kind_of_rows(config: DataConfig, file: File) -> Kind:
         form = form if form != "auto" else (*forms, "text")[0]
         if form == "prompt" and isinstance(row.get(PROMPT), list):
             return "chat"
-    return _KINDS[form]
+    return _OF_FORM[form]
 
 
 def _first_row(config: DataConfig, file: File) -> Row:
@@ -73,7 +73,7 @@ def _look(config: DataConfig, file: File) -> Row:
     """Returns the first row; an empty one of a file that cannot be read, which is said where the file is read.
 
     Where a file names its columns once, they are the keys. Only where they have several forms, or a prompt, which may
-    be of two kinds, the row itself is read.
+    hold either of two, the row itself is read.
     """
     path = file.path
     try:

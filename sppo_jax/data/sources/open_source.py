@@ -17,7 +17,7 @@ from sppo_jax.config.data import BYTES, DataConfig
 from sppo_jax.data.cache.left_out import LeftOut, of_facts, summed
 from sppo_jax.data.cache.store import Writer, read_entry, user_directory
 from sppo_jax.data.content import token_files
-from sppo_jax.data.content.content import KINDS, Kind, kind_of, speaks_of_loss
+from sppo_jax.data.content.content import CONTENTS, FileContent, content_of, speaks_of_loss
 from sppo_jax.data.content.documents import TEXT_SUFFIXES
 from sppo_jax.data.content.loss_keys import ignored_key
 from sppo_jax.data.content.token_files import TOKEN_SUFFIXES, load_tokens
@@ -35,9 +35,9 @@ from sppo_jax.files.paths import local_path
 
 LIBRARY = "stdlib"
 _NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-# The end of a file's name that says its kind, such as .json.gz.
+# The end of a file's name that says what it is, such as .json.gz.
 _SUFFIX = re.compile(r"((\.[A-Za-z]+)?\.[A-Za-z0-9]+)?$")
-_MOST_KINDS = 6
+_MOST_SHOWN = 6
 _FORMAT = 3  # of the facts in the cache
 
 
@@ -56,7 +56,7 @@ def load_corpus(
     Raises:
         ValueError: the source is unknown, unreadable or empty, or a token does not fit the vocabulary.
     """
-    of, left_out = _by_kind(config, source)
+    of, left_out = _by_content(config, source)
     corpora = [_text_corpus(config, of["text"], encoder())] if of["text"] else []
     corpora += [_chats().load_chats(config, of["chat"], encoder(), length)] if of["chat"] else []
     rows = of["rows of tokens"]
@@ -73,7 +73,7 @@ def jobs_of(
     config: DataConfig, source: str, encoder: Callable[[], Encoder], *, vocab_size: int, length: int
 ) -> list[Job]:
     """Returns what of a source is tokenized, which parts may do; the arguments are those of `load_corpus`."""
-    return _jobs(config, _by_kind(config, source)[0], encoder, vocab_size, length)
+    return _jobs(config, _by_content(config, source)[0], encoder, vocab_size, length)
 
 
 def known_spans(
@@ -93,7 +93,7 @@ def known_spans(
     cache = caches(config)[0] or user_directory()
     if is_address(source):
         return None
-    of, _ = _by_kind(config, source)
+    of, _ = _by_content(config, source)
     if len(of["tokens"]) < sum(map(len, of.values())) and not (cache.is_dir() and any(cache.iterdir())):
         return None
     found: list[DocumentSpans] = []
@@ -109,7 +109,7 @@ def known_spans(
 
 
 def _jobs(
-    config: DataConfig, of: dict[Kind, list[File]], encoder: Callable[[], Encoder], vocab_size: int, length: int
+    config: DataConfig, of: dict[FileContent, list[File]], encoder: Callable[[], Encoder], vocab_size: int, length: int
 ) -> list[Job]:
     jobs = [_text_job(config, of["text"], encoder())] if of["text"] else []
     jobs += [_chats().chat_job(config, of["chat"], encoder(), length)] if of["chat"] else []
@@ -118,11 +118,11 @@ def _jobs(
     return jobs + ([prompts_job(config, of["prompts"], encoder(), length)] if of["prompts"] else [])
 
 
-def _by_kind(config: DataConfig, source: str) -> tuple[dict[Kind, list[File]], list[LeftOut]]:
-    of: dict[Kind, list[File]] = {kind: [] for kind in KINDS}
+def _by_content(config: DataConfig, source: str) -> tuple[dict[FileContent, list[File]], list[LeftOut]]:
+    of: dict[FileContent, list[File]] = {content: [] for content in CONTENTS}
     files, left_out = find_files(source)
     for file in files:
-        of[kind_of(config, file)].append(file)
+        of[content_of(config, file)].append(file)
     return of, left_out
 
 
@@ -141,7 +141,7 @@ def find_files(source: str) -> tuple[list[File], list[LeftOut]]:
     """Returns the files of a source, in the order of their names within it, and those that are left out.
 
     Raises:
-        ValueError: there is no file, or a file is of an unknown kind.
+        ValueError: there is no file, or a file has an unknown suffix.
     """
     if source == LIBRARY:
         root, paths = _library()
@@ -162,10 +162,10 @@ def find_files(source: str) -> tuple[list[File], list[LeftOut]]:
         _tell_of_others(source, others)
     for file in files:
         if not _is_known(file.name):
-            raise ValueError(f"data.source must be {LIBRARY} or {_kinds()}, got {file.path}; convert the file")
+            raise ValueError(f"data.source must be {LIBRARY} or {_suffixes()}, got {file.path}; convert the file")
     if not files:
         raise ValueError(
-            f"data.source must name files that exist, got {source} with no {_kinds()}; choose another source"
+            f"data.source must name files that exist, got {source} with no {_suffixes()}; choose another source"
         )
     return files, list(summed(left_out))
 
@@ -206,7 +206,7 @@ def _is_known(name: str) -> bool:
     return name.endswith(TEXT_SUFFIXES + TOKEN_SUFFIXES)
 
 
-def _kinds() -> str:
+def _suffixes() -> str:
     suffixes = (suffix for suffix in TEXT_SUFFIXES + TOKEN_SUFFIXES if suffix.count(".") == 1)
     *most, last = (suffix for suffix in suffixes)
     return f"{', '.join(most)} or {last} files"
@@ -216,7 +216,7 @@ def _tell_of_others(source: str, left_out: Sequence[File]) -> None:
     """Warns of files in a directory that are of other kinds, with their number by suffix."""
     if left_out:
         warnings.warn(
-            f"data.source={source} must hold {_kinds()}, got {len(left_out)} of other kinds, which are left out "
+            f"data.source={source} must hold {_suffixes()}, got {len(left_out)} of other kinds, which are left out "
             f"({_counted(left_out)}); convert them, or move them elsewhere",
             stacklevel=4,
         )
@@ -225,8 +225,8 @@ def _tell_of_others(source: str, left_out: Sequence[File]) -> None:
 def _counted(files: Sequence[File]) -> str:
     """Returns the suffixes of files with their numbers, the most frequent first."""
     counts = collections.Counter(_suffix(file.name) or "without a suffix" for file in files)
-    more = f" and {len(counts) - _MOST_KINDS} more kinds" if len(counts) > _MOST_KINDS else ""
-    return ", ".join(f"{count} {kind}" for kind, count in counts.most_common(_MOST_KINDS)) + more
+    more = f" and {len(counts) - _MOST_SHOWN} more kinds" if len(counts) > _MOST_SHOWN else ""
+    return ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common(_MOST_SHOWN)) + more
 
 
 def _suffix(name: str) -> str:

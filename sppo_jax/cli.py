@@ -16,7 +16,7 @@ from importlib import import_module
 
 from sppo_jax.processes.output import OutputLost, take_streams
 from sppo_jax.processes.stopping import Stopping
-from sppo_jax.version import __version__
+from sppo_jax.version import __version__, missing_requirements
 
 # A line on each command. Its module in sppo_jax/commands has `run(words) -> exit code`; words are those after the name.
 COMMANDS = {
@@ -95,6 +95,13 @@ def _run(words: list[str]) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = _warn_in_a_line
             return import_module(f"sppo_jax.commands.{command.replace('-', '_')}").run(words[1:])
+    except ModuleNotFoundError as error:
+        missing, module = missing_requirements(), str(error.name).partition(".")[0]
+        if not any(line.startswith(module) for line in missing):
+            raise
+        install = " ".join(f"'{line}'" for line in missing)
+        print(f"sppo {command} must find its packages, got no {module}; pip install {install}", file=sys.stderr)
+        return WRONG_INPUT
     except ValueError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return WRONG_INPUT

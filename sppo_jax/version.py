@@ -1,7 +1,7 @@
-"""The version of this package, and those of jaxlib and libtpu without importing them."""
+"""The version of this package, those of jaxlib and libtpu without importing them, and what is not installed."""
 
 import re
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 
 __version__ = "0.2.0"
 
@@ -22,6 +22,15 @@ def installed_version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
+
+
+def missing_requirements() -> list[str]:
+    """Returns what is not installed of what this package requires, extras apart, as "jax>=0.10.2"; [] if unknown."""
+    try:
+        required = [line for line in requires("sppo_jax") or [] if ";" not in line]
+    except PackageNotFoundError:
+        return []
+    return [line for line in required if not installed_version(re.split(r"[^\w.-]", line)[0])]
 
 
 def _version_of(package: str) -> tuple[int, ...]:

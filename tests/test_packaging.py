@@ -1,20 +1,40 @@
 """What a wheel holds and what it does outside the checkout; the constraints, and the extras that pages name."""
 
 import email
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 
+from sppo_jax.cli import COMMANDS
 from sppo_jax.version import __version__
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# A Hugging Face config.json.
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
 _COPIED = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "sppo_jax", "configs")
 
 
@@ -66,6 +86,82 @@ def test_the_version_has_one_place():
     files = [ROOT / "pyproject.toml", ROOT / "setup.py", *(ROOT / "sppo_jax").rglob("*.py")]
     assert [path.name for path in files if literal.search(path.read_text(encoding="utf-8"))] == ["version.py"]
     assert PROJECT["dynamic"] == ["version"] and "version" not in PROJECT
+
+
+# What is beside this package where it only plans, and the words of each command there; the others need jax or scipy.
+_ALONE = ("numpy", "pyyaml", "tqdm")
+_PLANS = {
+    "plan": ["llama3-8b-128k-8gpu.yaml", "--cluster", "h100:1x8"],
+    "init": ["hf:llama", "--cluster", "h100:1x8", "--out", "mine.yaml"],
+    "configs": [],
+    "data": ["quickstart.yaml", "data.source=text.txt"],
+    "report": ["run"],
+}
+_NEEDS = {
+    "check": ["--quick", "--devices", "cpu:2"],
+    "train": ["quickstart.yaml"],
+    "eval": ["run"],
+    "convert": ["from-hf", "llama", "out"],
+    "fit": ["quickstart.yaml"],
+    "profile": [],
+    "profile-trace": ["quickstart.yaml"],
+    "flex": ["quickstart.yaml"],
+}
+_RUN_EACH = """
+import contextlib, io, json, sys
+from sppo_jax.cli import main
+
+said = []
+for words in json.loads(sys.argv[1]):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        said.append([main(words), out.getvalue()])
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def alone(site, tmp_path_factory):
+    """Runs commands in one Python that finds the wheel, numpy, pyyaml, tqdm and no other package; an empty folder."""
+    packages, folder = tmp_path_factory.mktemp("packages"), tmp_path_factory.mktemp("alone")
+    for name in _ALONE:
+        found = distribution(name)
+        for top in {Path(str(file)).parts[0] for file in found.files} - {".."}:
+            (packages / top).symlink_to(found.locate_file(top))
+    (folder / "llama").mkdir()
+    (folder / "llama" / "config.json").write_text(json.dumps(_LLAMA))
+    (folder / "text.txt").write_text("one word and then another\n\n" * 2000)
+
+    def run(*commands):
+        env = {**os.environ, "PYTHONPATH": f"{site}:{packages}", "XDG_CACHE_HOME": str(folder / "cache")}
+        words = (sys.executable, "-S", "-c", _RUN_EACH, json.dumps(commands))  # -S: no other folder of packages
+        done = subprocess.run(words, capture_output=True, text=True, cwd=folder, env=env, timeout=120)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return json.loads(done.stdout)
+
+    return run
+
+
+def test_a_planner_alone_plans_inits_and_reads_data(alone):
+    commands = [[name, *words] for name, words in _PLANS.items()]
+    plan, init, configs, data, report = alone(*commands)
+    assert plan[0] == 0 and "131,072 tokens per step, on h100:1x8" in plan[1], plan
+    assert init[0] == 0 and "mine.yaml" in init[1], init
+    assert configs[0] == 0 and "llama3-8b-128k-8gpu.yaml" in configs[1]
+    assert data[0] == 0 and "tokens to train on in" in data[1], data
+    assert report == [2, "RUN_DIR must be a run directory, got run (nothing there); name one that sppo train wrote\n"]
+    again = ["plan", "mine.yaml", "--cluster", "h100:1x8"]
+    assert alone(again)[0][0] == 0
+
+
+def test_a_planner_alone_names_what_other_commands_need(alone):
+    assert {*_PLANS, *_NEEDS} == set(COMMANDS)
+    needed = [line for line in PROJECT["dependencies"] if re.match(r"[a-z]+", line).group() not in _ALONE]
+    install = " ".join(f"'{line}'" for line in needed)
+    for name, (code, said) in zip(_NEEDS, alone(*([name, *words] for name, words in _NEEDS.items())), strict=True):
+        module = {"flex": "scipy", "convert": "flax"}.get(name, "jax")
+        assert code == 2, said
+        assert said == f"sppo {name} must find its packages, got no {module}; pip install {install}\n"
 
 
 def test_the_users_own_file_wins(site, tmp_path):

@@ -22,3 +22,20 @@ def test_no_jaxlib_has_no_version(monkeypatch):
 
     monkeypatch.setattr(version_module, "version", missing)
     assert version_module.jaxlib_version() == ()
+
+
+def test_what_is_required_and_not_installed_is_named_as_it_is_required(monkeypatch):
+    lines = ["jax>=0.10.2", "orbax-checkpoint>=0.12.8", "numpy>=2.0", 'pyarrow>=21; extra == "data"']
+    monkeypatch.setattr(version_module, "requires", lambda name: lines)
+    monkeypatch.setattr(version_module, "installed_version", lambda name: "2.4" if name == "numpy" else "")
+    assert version_module.missing_requirements() == ["jax>=0.10.2", "orbax-checkpoint>=0.12.8"]
+
+
+def test_nothing_is_missing_here_nor_known_without_metadata(monkeypatch):
+    assert version_module.missing_requirements() == []
+
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(version_module, "requires", missing)
+    assert version_module.missing_requirements() == []

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sppo_jax.config.data import DataConfig
-from sppo_jax.data.chat.template import ChatTemplate
-from sppo_jax.data.chat.template_places import Templates, read_template
 from sppo_jax.data.tokens.encoding import Encoder
+
+if TYPE_CHECKING:
+    from sppo_jax.data.chat.template import ChatTemplate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +84,12 @@ def chat_template(data: DataConfig) -> ChatTemplate | None:
     """Returns the chat template of the tokenizer, or the one that the config names; None where there is none.
 
     Raises:
-        ValueError: a template that is there cannot be read.
+        ValueError: a template that is there cannot be read, or jinja2 is not installed.
     """
+    try:
+        from sppo_jax.data.chat.template_places import Templates, read_template
+    except ImportError:
+        raise ValueError("chat templates need the jinja2 library, got none; run pip install jinja2") from None
     try:
         found = read_template(data)
     except ValueError:

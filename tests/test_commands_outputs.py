@@ -68,8 +68,8 @@ def test_outputs_are_replaced_by_outputs(place, capfd):
     for _ in range(2):
         assert run("flex c.yaml mesh.seq=2 train.devices=cpu:2 --json f.json", capfd)[0] == 0
     before = snapshot(place)
-    for option, path, kind in (("--html", "empty", PAGE), ("--trace", "t2.json", TRACE), ("--json", "f.json", FLEX)):
-        check_outputs(Output(option=option, path=place / path, kind=kind), inputs=[place / "c.yaml", None])
+    for option, path, head in (("--html", "empty", PAGE), ("--trace", "t2.json", TRACE), ("--json", "f.json", FLEX)):
+        check_outputs(Output(option=option, path=place / path, head=head), inputs=[place / "c.yaml", None])
     assert snapshot(place) == before
 
 

@@ -47,7 +47,7 @@ class Target:
     itemsize: int
 
 
-def target_of(kind: str, num_groups: int, itemsize: int) -> Target:
+def target_of(device_kind: str, num_groups: int, itemsize: int) -> Target:
     """Returns what the kernel is compiled for on a device, by jax's name of its kind.
 
     Raises:
@@ -58,7 +58,7 @@ def target_of(kind: str, num_groups: int, itemsize: int) -> Target:
             f"model.kernel=pallas must have model.compute_dtype bfloat16 or float32, got {itemsize} bytes an element; "
             "use model.kernel=blockwise"
         )
-    return Target(chip_of(kind), num_groups, itemsize)
+    return Target(chip_of(device_kind), num_groups, itemsize)
 
 
 def choose_blocks(target: Target, num_queries: int, num_keys: int) -> Blocks:

@@ -49,7 +49,7 @@ def judge(found: Sequence[Figures], wanted: Wanted) -> Row:
     if problem := errors(found):
         return Row(value=problem, verdict=FAILS)
     problems = [one for process, figures in enumerate(found) for one in _problems(process, figures, wanted)]
-    problems += _kinds(found)
+    problems += _models(found)
     verdict = worst([one.verdict for one in problems])
     if verdict != OK:
         return next(one for one in problems if one.verdict == verdict)
@@ -123,11 +123,11 @@ def _of_gpu(gpu: GpuHealth, name: str) -> Iterator[Row]:
         yield Row(value=f"{name} does not tell its {', '.join(unread)}", verdict=UNKNOWN)
 
 
-def _kinds(found: Sequence[Figures]) -> Iterator[Row]:
-    kinds: dict[str, str] = {}
+def _models(found: Sequence[Figures]) -> Iterator[Row]:
+    models: dict[str, str] = {}
     for process, figures in enumerate(found):
         for gpu in figures["gpus"] or ():
-            kinds.setdefault(gpu["name"], f"process {process} on {figures['host']}")
-    if len(kinds) > 1:
-        shown = ", ".join(f"{kind} in {where}" for kind, where in kinds.items())
+            models.setdefault(gpu["name"], f"process {process} on {figures['host']}")
+    if len(models) > 1:
+        shown = ", ".join(f"{model} in {where}" for model, where in models.items())
         yield Row(value=shown, expected="GPUs of one kind", verdict=FAILS, change="leave out the hosts that differ")

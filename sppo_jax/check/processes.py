@@ -62,9 +62,9 @@ def judge_devices(found: Sequence[Figures], wanted: Wanted) -> Row:
     """
     if problem := errors(found):
         return Row(value=problem, verdict=FAILS, change="look at the driver and at CUDA_VISIBLE_DEVICES")
-    kinds = {one["kind"]: process for process, one in reversed(list(enumerate(found)))}
-    if len(kinds) > 1:
-        shown = ", ".join(f"{kind} in process {process}" for kind, process in kinds.items())
+    models = {one["kind"]: process for process, one in reversed(list(enumerate(found)))}
+    if len(models) > 1:
+        shown = ", ".join(f"{model} in process {process}" for model, process in models.items())
         return Row(value=shown, expected="devices of one kind", verdict=FAILS, change="leave out the hosts that differ")
     pools = [limit for one in found for limit in one["pool_bytes"]]
     text = f"{len(pools)} x {found[0]['kind']}"
@@ -135,7 +135,7 @@ class Board:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._left.set()
 

@@ -44,7 +44,7 @@ def run(words: Sequence[str]) -> int:
     num_simulated = num_simulated_devices(args.devices)
     if args.overrides and not args.config:
         raise ValueError(f"settings must follow a config, got {args.overrides[0]}; name the config first")
-    check_outputs(Output(option="--out", path=args.out, kind=CHECKED), inputs=[args.config and Path(args.config)])
+    check_outputs(Output(option="--out", path=args.out, head=CHECKED), inputs=[args.config and Path(args.config)])
     config = _given(args, num_simulated)
     skip_cuda_without_driver()
     _refuse_cpu(config, num_simulated)

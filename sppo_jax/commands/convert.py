@@ -26,11 +26,11 @@ _LENGTH = 4096
 def run(words: Sequence[str]) -> int:
     """Runs the conversion that the words name; returns the exit code."""
     parser = Parser(prog="sppo convert", description="Convert models from and to Hugging Face folders (safetensors).")
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="from-hf|to-hf", parser_class=Parser)
-    into = kinds.add_parser("from-hf", help="a model of a Hugging Face folder to a checkpoint and a config")
+    directions = parser.add_subparsers(dest="direction", required=True, metavar="from-hf|to-hf", parser_class=Parser)
+    into = directions.add_parser("from-hf", help="a model of a Hugging Face folder to a checkpoint and a config")
     into.add_argument("source", metavar="DIR", type=some_path, help="folder with config.json and safetensors")
     into.add_argument("target", metavar="OUT", type=some_path, help="folder to write, new or empty")
-    out = kinds.add_parser("to-hf", help="the model of a run or checkpoint to a folder that transformers loads")
+    out = directions.add_parser("to-hf", help="the model of a run or checkpoint to a folder that transformers loads")
     out.add_argument(
         "source",
         metavar="RUN_OR_CHECKPOINT",
@@ -61,7 +61,7 @@ def run(words: Sequence[str]) -> int:
     # Host memory is larger than a device's; jax is not imported yet.
     use_cpu()
     commands: Mapping[str, Callable[[Namespace], None]] = {"from-hf": _from_hf, "to-hf": _to_hf}
-    commands[args.kind](args)
+    commands[args.direction](args)
     return DONE
 
 

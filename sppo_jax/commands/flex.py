@@ -37,7 +37,7 @@ def run(words: Sequence[str]) -> int:
     simulate(config)
     to_file = args.json if args.json != _STDOUT else None
     inputs = [Path(args.config), args.lengths, *files_read(config)]
-    check_outputs(Output(option="--json", path=to_file, kind=FLEX), inputs=inputs)
+    check_outputs(Output(option="--json", path=to_file, head=FLEX), inputs=inputs)
     plan = make_plan(config)
     source, rows = _rows(args, config, plan)
     windows = [window_pieces(rows, number, plan.num_sequences) for number in range(args.windows)]

@@ -124,7 +124,7 @@ def _check_new(path: Path) -> None:
     """Refuses a file that exists: a config that was edited must not be lost."""
     if path.exists():
         raise ValueError(f"--out must name a new file, got {path}, which exists; name another file")
-    check_outputs(Output(option="--out", path=path, kind=_HEAD), inputs=[])
+    check_outputs(Output(option="--out", path=path, head=_HEAD), inputs=[])
 
 
 def _yaml(folder: str | None, length: int, cluster: str | None, needed: Stretch | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Files that a command writes where the user says: each can be written, and replaces nothing but its own kind."""
+"""Files that a command writes where the user says: each can be written, and replaces only what the command wrote."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sppo_jax.files.paths import local_path
 
 # What is looked at of a file to be replaced.
 _HEAD_BYTES = 4096
-# A text within the head of each kind of file that commands write.
+# A text within the head of each file that commands write.
 PAGE, TRACE, FLEX, FIGURES = "<!doctype html", '"traceEvents"', '"simulated"', '"matmul_flops_s"'
 CHECKED = '"sppo_check"'
 
@@ -26,12 +26,12 @@ class Output:
     Args:
         option: the option that names the file, for errors.
         path: the file; None: the option is not given.
-        kind: a text within the head of each file of this kind.
+        head: a text within the head of each such file.
     """
 
     option: str
     path: Path | None
-    kind: str
+    head: str
 
 
 def check_outputs(*outputs: Output, inputs: Iterable[Path | None]) -> None:
@@ -48,7 +48,7 @@ def check_outputs(*outputs: Output, inputs: Iterable[Path | None]) -> None:
     for output in outputs:
         if output.path is None:
             continue
-        reason = _why_not(output.path, output.kind, others)
+        reason = _why_not(output.path, output.head, others)
         if reason:
             raise ValueError(
                 f"{output.option} must name a file that can be written, got {output.path} ({reason}); name another file"
@@ -71,7 +71,7 @@ def _path(name: str | None) -> Path | None:
     return None
 
 
-def _why_not(path: Path, kind: str, others: Iterable[Path]) -> str:
+def _why_not(path: Path, head: str, others: Iterable[Path]) -> str:
     """Returns why a file must not or cannot be written; "" if it can."""
     if path.is_dir():
         return "it is a directory"
@@ -81,7 +81,7 @@ def _why_not(path: Path, kind: str, others: Iterable[Path]) -> str:
         return "permission denied"
     if any(_is_same(path, other) for other in others):
         return "the command reads or writes it otherwise"
-    if path.is_file() and not _is_kind(path, kind):
+    if path.is_file() and not _begins_as(path, head):
         return "it holds something else, which would be lost"
     return ""
 
@@ -92,11 +92,11 @@ def _is_same(path: Path, other: Path) -> bool:
     return os.path.realpath(path) == os.path.realpath(other)
 
 
-def _is_kind(path: Path, kind: str) -> bool:
-    """Returns whether a file is empty, or of a kind."""
+def _begins_as(path: Path, head: str) -> bool:
+    """Returns whether a file is empty, or has a text within its head."""
     try:
         with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
+            begin = file.read(_HEAD_BYTES)
     except OSError:
         return False
-    return not head or kind.lower() in head.decode("utf-8", "replace").lower()
+    return not begin or head.lower() in begin.decode("utf-8", "replace").lower()

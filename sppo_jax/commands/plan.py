@@ -53,8 +53,8 @@ def run(words: Sequence[str]) -> int:
     if args.eval:
         return _plan_evaluation(args, config)
     check_outputs(
-        Output(option="--html", path=args.html, kind=PAGE),
-        Output(option="--trace", path=args.trace, kind=TRACE),
+        Output(option="--html", path=args.html, head=PAGE),
+        Output(option="--trace", path=args.trace, head=TRACE),
         inputs=[Path(args.config), *files_read(config)],
     )
     bounds: dict[str, Bound] = {}

@@ -26,7 +26,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer and smaller sizes, shorter runs")
     args = parser.parse_args(words)
     num_simulated = num_simulated_devices(args.devices)
-    check_outputs(Output(option="--out", path=args.out, kind=FIGURES), inputs=[args.config])
+    check_outputs(Output(option="--out", path=args.out, head=FIGURES), inputs=[args.config])
     model = load_config(find_config(str(args.config))).model if args.config else None
     if num_simulated:
         simulate_devices(distributed.local_devices(num_simulated))

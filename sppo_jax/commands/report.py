@@ -19,7 +19,7 @@ def run(words: Sequence[str]) -> int:
     data = read_run_dir(args.run_dir)
     out = args.out or args.run_dir / FILE
     check_outputs(
-        Output(option="--out", path=out, kind=PAGE),
+        Output(option="--out", path=out, head=PAGE),
         inputs=[args.run_dir / name for name in (CONFIG, PLAN, METRICS, EVENTS)],
     )
     figures = figures_of_run(data)

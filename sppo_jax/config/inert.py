@@ -15,8 +15,8 @@ from sppo_jax.config.sections import Config
 _Acts = Callable[[Config], bool]
 
 
-def _kinds(config: Config) -> set[str]:
-    """Returns the kinds of the sources, by the ends of their names; "any" of a directory."""
+def _ends(config: Config) -> set[str]:
+    """Returns the ends of the names of the sources; "any" of a directory."""
     names = [*config.data.sources, *config.data.validation_sources]
     return {
         next((end for end in _ENDS if name.removesuffix(".gz").endswith(end)), "any")
@@ -26,8 +26,8 @@ def _kinds(config: Config) -> set[str]:
     }
 
 
-def _of(*kinds: str) -> _Acts:
-    return lambda config: bool({*kinds, "any"} & _kinds(config))
+def _of(*ends: str) -> _Acts:
+    return lambda config: bool({*ends, "any"} & _ends(config))
 
 
 def _formats(config: Config) -> set[str]:
@@ -48,12 +48,12 @@ def _scaled(*scalings: str) -> _Acts:
 
 def _has_mlp(model: ModelConfig) -> bool:
     """Returns whether any layer has an MLP in place of experts."""
-    return any(kind.experts.count == 0 for kind, _ in model.counts(model.num_layers))
+    return any(layer_type.experts.count == 0 for layer_type, _ in model.counts(model.num_layers))
 
 
 def _has_delta(model: ModelConfig) -> bool:
     """Returns whether any layer has the gated delta rule."""
-    return any(kind.mixer == "delta" for kind, _ in model.counts(model.num_layers))
+    return any(layer_type.mixer == "delta" for layer_type, _ in model.counts(model.num_layers))
 
 
 _ENDS = (".txt", ".jsonl", ".parquet", ".npy", ".bin")

@@ -342,8 +342,8 @@ class TrainConfig(Section):
     @property
     def num_simulated_devices(self) -> int:
         """Numbers of devices to simulate on the CPU, 0 for the real ones."""
-        kind, _, count = self.devices.partition(":")
-        return int(count) if kind == "cpu" and count.isdecimal() else 0
+        platform, _, count = self.devices.partition(":")
+        return int(count) if platform == "cpu" and count.isdecimal() else 0
 
 
 @dataclass(frozen=True, kw_only=True)

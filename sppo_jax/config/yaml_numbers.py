@@ -71,9 +71,9 @@ class NumberLoader(yaml.SafeLoader):
         return node
 
 
-_LIKE_NUMBERS = tuple(f"{_TAG}{kind}" for kind in ("int", "float", "timestamp"))
-for _kind in _LIKE_NUMBERS[:2]:
-    NumberLoader.add_constructor(_kind, NumberLoader.construct_number)
+_LIKE_NUMBERS = tuple(f"{_TAG}{tag}" for tag in ("int", "float", "timestamp"))
+for _name in _LIKE_NUMBERS[:2]:
+    NumberLoader.add_constructor(_name, NumberLoader.construct_number)
 NumberLoader.add_constructor(_LIKE_NUMBERS[2], NumberLoader.construct_text)
 NumberLoader.add_implicit_resolver(f"{_TAG}float", _EXPONENT, list("-+.0123456789"))
 

@@ -43,11 +43,11 @@ def _encoded(text: str) -> bytes:
 
 
 def file_system_of(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
-    """Returns the kind of the file system on which a path is, such as nfs4 or fuse.s3fs; "unknown" without a list.
+    """Returns the type of the file system on which a path is, such as nfs4 or fuse.s3fs; "unknown" without a list.
 
     Args:
         path: need not be there.
-        mounts: the system's list of what is mounted: of each the device, the place and the kind.
+        mounts: the system's list of what is mounted: of each the device, the place and the type.
     """
     try:
         lines = [line.split() for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines()]
@@ -55,9 +55,9 @@ def file_system_of(path: Path, mounts: Path = Path("/proc/mounts")) -> str:
         return "unknown"
     real = os.path.realpath(path)
     # A later mount hides an earlier one at the same place. A space in the list is written as an octal number.
-    kinds = {words[1].replace("\\040", " "): words[2] for words in lines if len(words) > 2}
-    places = [place for place in kinds if os.path.commonpath((place, real)) == place]
-    return kinds[max(places, key=len)] if places else "unknown"
+    types = {words[1].replace("\\040", " "): words[2] for words in lines if len(words) > 2}
+    places = [place for place in types if os.path.commonpath((place, real)) == place]
+    return types[max(places, key=len)] if places else "unknown"
 
 
 def check_encoding(path: Path, what: str) -> None:

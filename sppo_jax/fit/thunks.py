@@ -40,10 +40,10 @@ def _in_command_buffers(lines: Iterable[str]) -> Iterator[int]:
         thunk = _THUNK.match(line)
         if thunk is None:
             continue
-        indent, kind = len(thunk.group(1)), thunk.group(3)
+        indent, name = len(thunk.group(1)), thunk.group(3)
         if outside >= 0 and indent <= outside:
             outside = -1
-        if outside < 0 and kind == "kCommandBuffer":
+        if outside < 0 and name == "kCommandBuffer":
             outside = indent
-        elif outside >= 0 and kind in ("kWhile", "kConditional"):
+        elif outside >= 0 and name in ("kWhile", "kConditional"):
             yield int(thunk.group(2))

@@ -94,8 +94,8 @@ def local_cluster() -> Cluster:
     """
     if os.environ.get("JAX_PLATFORMS", "").lower().startswith("cpu"):
         return make_cluster(DEVICES["cpu"])
-    if kind := os.environ.get("TPU_ACCELERATOR_TYPE", "").strip():
-        return replace(make_cluster(find_device(kind)), host_bytes=machine.host_bytes())
+    if accelerator := os.environ.get("TPU_ACCELERATOR_TYPE", "").strip():
+        return replace(make_cluster(find_device(accelerator)), host_bytes=machine.host_bytes())
     gpus = visible_gpus() or ()
     if not gpus:
         return make_cluster(DEVICES["cpu"])

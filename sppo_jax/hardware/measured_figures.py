@@ -228,15 +228,15 @@ def profile_from_dict(values: Any) -> Profile:
     values["schema_version"] = SCHEMA_VERSION
     _check_keys(values, Profile, "")
     rows: dict[str, Any] = {}
-    for key, kind in _LISTS.items():
+    for key, row_type in _LISTS.items():
         if not isinstance(values[key], list) or not (values[key] or key in _DEFAULTS):
             raise ValueError(f"{key} must be a list of figures, got {values[key]!r}")
         for index, row in enumerate(values[key]):
             if not isinstance(row, dict):
                 raise ValueError(f"{key}[{index}] must be an object, got {row!r}")
-            _check_keys(row, kind, f"{key}[{index}].")
-            _check_numbers(row, kind, f"{key}[{index}].", zero=("prefix_tokens",))
-        rows[key] = tuple(kind(**row) for row in values[key])
+            _check_keys(row, row_type, f"{key}[{index}].")
+            _check_numbers(row, row_type, f"{key}[{index}].", zero=("prefix_tokens",))
+        rows[key] = tuple(row_type(**row) for row in values[key])
     _check_calls(rows["attention_calls"])
     _check_copies(rows["copies"])
     none = tuple(key for key, value in _DEFAULTS.items() if value is None)
@@ -278,17 +278,17 @@ def _check_calls(calls: tuple[AttentionCall, ...]) -> None:
         raise ValueError(f"attention_calls must have calls of both ways, got none {min(missing)}")
 
 
-def _check_keys(values: dict, kind: type, where: str) -> None:
-    names = {field.name for field in dataclasses.fields(kind)}
+def _check_keys(values: dict, row_type: type, where: str) -> None:
+    names = {field.name for field in dataclasses.fields(row_type)}
     for what, keys in (("lacks", names - set(values)), ("has an unknown", set(values) - names)):
         if keys:
             raise ValueError(f"the file {what} {where}{sorted(keys)[0]}")
 
 
 def _check_numbers(
-    values: dict, kind: type, where: str, *, none: tuple[str, ...] = (), zero: tuple[str, ...] = ()
+    values: dict, row_type: type, where: str, *, none: tuple[str, ...] = (), zero: tuple[str, ...] = ()
 ) -> None:
-    for field in dataclasses.fields(kind):
+    for field in dataclasses.fields(row_type):
         value, name = values[field.name], field.name
         if field.type is str:
             if not isinstance(value, str):

@@ -49,7 +49,7 @@ class TpuChip:
 
     Args:
         name: as in `hardware.DEVICES`; "cpu" for a CPU that interprets the kernel.
-        kind: how jax names the device.
+        device_kind: how jax names the device.
         cores: that share the memory of the device and run one program.
         vmem_bytes: of the memory of a core for blocks, what a kernel may use.
         clock_hz: cycles a second.
@@ -57,7 +57,7 @@ class TpuChip:
     """
 
     name: str
-    kind: str
+    device_kind: str
     cores: int
     vmem_bytes: int
     clock_hz: float = 0.0
@@ -66,7 +66,7 @@ class TpuChip:
     @property
     def is_interpreter(self) -> bool:
         """Whether it is no chip: a CPU runs the kernel."""
-        return self.kind == "cpu"
+        return self.device_kind == "cpu"
 
     def bundles_of(self, head_dim: int, itemsize: int) -> Bundles:
         """Returns the kernel's bundles for heads of so many elements, which are filled up to whole lanes."""
@@ -185,14 +185,14 @@ def _largest_part(size: int, most: int) -> int:
     return part
 
 
-def chip_of(kind: str) -> TpuChip:
+def chip_of(device_kind: str) -> TpuChip:
     """Returns the chip of a device, by jax's name of its kind.
 
     Raises:
         ValueError: the kernel was not compiled for this chip.
     """
-    found = [chip for chip in TPU_CHIPS.values() if chip.kind == kind]
+    found = [chip for chip in TPU_CHIPS.values() if chip.device_kind == device_kind]
     if not found:
         known = ", ".join(chip.name for chip in TPU_CHIPS.values() if chip.name != "cpu")
-        raise ValueError(f"model.kernel=pallas must run on {known}, got {kind}; use model.kernel=blockwise")
+        raise ValueError(f"model.kernel=pallas must run on {known}, got {device_kind}; use model.kernel=blockwise")
     return found[0]

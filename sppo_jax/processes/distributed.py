@@ -378,7 +378,7 @@ def cluster(config: Config) -> Cluster | None:
         config: a config, with or without a cluster or simulated devices.
 
     Raises:
-        ValueError: hosts have different numbers of devices, or devices of different kinds.
+        ValueError: hosts have different numbers of devices, or different devices.
     """
     if num_processes() == 1 or config.hardware.cluster or config.train.num_simulated_devices:
         return None
@@ -429,7 +429,7 @@ def _joined_cluster(processes: Sequence[tuple[str, str, int, int, int]], device:
         device: the device of this process.
 
     Raises:
-        ValueError: hosts have different numbers of devices, or devices of different kinds.
+        ValueError: hosts have different numbers of devices, or different devices.
     """
     per_host: dict[str, int] = {}
     for host, _, count, *_ in processes:
@@ -439,11 +439,11 @@ def _joined_cluster(processes: Sequence[tuple[str, str, int, int, int]], device:
         raise ValueError(
             f"all hosts must have the same number of devices, got {shown}; leave out the hosts that differ"
         )
-    kinds: dict[str, str] = {}
+    models: dict[str, str] = {}
     for host, name, *_ in processes:
-        kinds.setdefault(name, host)
-    if len(kinds) > 1:
-        shown = ", ".join(f"{name} on {host}" for name, host in kinds.items())
+        models.setdefault(name, host)
+    if len(models) > 1:
+        shown = ", ".join(f"{name} on {host}" for name, host in models.items())
         raise ValueError(f"all processes must have devices of one kind, got {shown}; leave out the hosts that differ")
     return Cluster(
         device=replace(device, hbm_bytes=min(hbm_bytes for _, _, _, _, hbm_bytes in processes)),

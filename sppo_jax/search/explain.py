@@ -50,8 +50,8 @@ class Rivals(NamedTuple):
     larger: Rival | None
 
 
-class Kind(NamedTuple):
-    """A kind of choice: what a rival differs in.
+class Choice(NamedTuple):
+    """A choice, in which a rival differs.
 
     Attributes:
         of: what it differs in.
@@ -72,8 +72,8 @@ class Kind(NamedTuple):
 
 _BALANCES = {"equal": "of equal length", "flops": "of equal FLOPs", "cost": "of equal cost", "given": "as given"}
 # Each choice that has rivals, by the name of its reason.
-_KINDS = {
-    "mesh": Kind(
+_CHOICES = {
+    "mesh": Choice(
         of=lambda one: one.layout.mesh,
         label=lambda one: "data {} x pipe {} x seq {}".format(*dataclasses.astuple(one.layout.mesh)),
         alike=lambda layout: None,
@@ -81,7 +81,7 @@ _KINDS = {
         section="mesh",
         settings=("data", "pipe", "seq"),
     ),
-    "sequence_kind": Kind(
+    "sequence_kind": Choice(
         of=lambda one: one.layout.split.ulysses,
         label=lambda one: f"ulysses {one.layout.split.ulysses} x ring {one.layout.split.ring}",
         alike=lambda layout: layout.mesh,
@@ -89,7 +89,7 @@ _KINDS = {
         section="sequence",
         settings=("split", "ulysses"),
     ),
-    "chunks": Kind(
+    "chunks": Choice(
         of=lambda one: (one.partition.num_chunks, one.partition.balance),
         label=lambda one: f"{one.partition.num_chunks} {_BALANCES[one.partition.balance]}",
         alike=lambda layout: (layout.mesh, layout.interleave),
@@ -97,7 +97,7 @@ _KINDS = {
         section="sequence",
         settings=("chunks",),
     ),
-    "schedule": Kind(
+    "schedule": Choice(
         of=lambda one: (one.partition.schedule, one.layout.interleave),
         label=lambda one: f"{one.partition.schedule} with interleave {one.layout.interleave}",
         alike=lambda layout: layout.mesh,
@@ -105,7 +105,7 @@ _KINDS = {
         section="schedule",
         settings=("name", "interleave", "table"),
     ),
-    "wave": Kind(
+    "wave": Choice(
         of=lambda one: one.partition.wave,
         label=lambda one: f"a wave of {one.partition.wave}",
         alike=lambda layout: layout.mesh,
@@ -113,7 +113,7 @@ _KINDS = {
         section="schedule",
         settings=("wave",),
     ),
-    "stash": Kind(
+    "stash": Choice(
         of=lambda one: one.places,
         label=lambda one: "/".join(one.places),
         alike=lambda layout: layout.mesh,
@@ -152,7 +152,7 @@ def reasons_of(results: SearchResult) -> dict[str, str]:
     request, chosen = results.request, results.chosen
     candidate, layout = chosen.candidate, chosen.candidate.layout
     # A sequence alone is a wave of its own.
-    choices = [key for key in _KINDS if key != "wave" or layout.sequences > 1]
+    choices = [key for key in _CHOICES if key != "wave" or layout.sequences > 1]
     reasons = {key: _against_rivals(results, key) for key in choices}
     if request.config.stash.kv_grad_dtype != "auto":
         reasons["kv_grad_dtype"] = Because.ASKED()
@@ -283,17 +283,17 @@ def _against_rivals(results: SearchResult, key: str) -> str:
     if results.best is None:
         # What takes how long is of no interest then. The mesh, the first of the choices, says so for all.
         return Because.SMALLEST() if key == "mesh" else ""
-    kind = _KINDS[key]
-    slower, larger = rivals(results.fastest.frontier, results.chosen, kind)
+    choice = _CHOICES[key]
+    slower, larger = rivals(results.fastest.frontier, results.chosen, choice)
     texts = []
     if slower is not None:
-        texts.append(_longer(slower, kind.label(slower.candidate), results.chosen.step_s))
+        texts.append(_longer(slower, choice.label(slower.candidate), results.chosen.step_s))
     if larger is not None:
-        texts.append(Because.TOO_LARGE(rival=kind.label(larger.candidate), whom=results.request.whom))
+        texts.append(Because.TOO_LARGE(rival=choice.label(larger.candidate), whom=results.request.whom))
     if texts:
         return joined(*texts)
-    asked = getattr(results.request.config, kind.section)
-    is_open = all(getattr(asked, name) == getattr(type(asked), name) for name in kind.settings)  # at its default
+    asked = getattr(results.request.config, choice.section)
+    is_open = all(getattr(asked, name) == getattr(type(asked), name) for name in choice.settings)  # at its default
     return Because.ONLY_CHOICE() if is_open else Because.ASKED()
 
 
@@ -340,15 +340,15 @@ def schedule_reason(partition: Partition) -> str:
     )
 
 
-def rivals(frontier: Frontier, best: Outcome, kind: Kind) -> Rivals:
+def rivals(frontier: Frontier, best: Outcome, choice: Choice) -> Rivals:
     """Returns the rivals of the best plan in something, the search being over."""
-    common, mine = kind.alike(best.candidate.layout), kind.of(best.candidate)
+    common, mine = choice.alike(best.candidate.layout), choice.of(best.candidate)
 
     def is_alike(layout: Layout) -> bool:
-        return kind.alike(layout) == common
+        return choice.alike(layout) == common
 
-    slower = _slower_rival(frontier, Filter(is_alike, lambda one: kind.of(one) != mine), best.step_s)
-    return Rivals(slower, _larger_rival(frontier, best, kind, is_alike))
+    slower = _slower_rival(frontier, Filter(is_alike, lambda one: choice.of(one) != mine), best.step_s)
+    return Rivals(slower, _larger_rival(frontier, best, choice, is_alike))
 
 
 def _slower_rival(frontier: Frontier, of: Filter, best_s: float) -> Rival | None:
@@ -375,7 +375,9 @@ def _slower_rival(frontier: Frontier, of: Filter, best_s: float) -> Rival | None
     return Rival(fastest.candidate, fastest.step_s, True) if fastest is not None else None
 
 
-def _larger_rival(frontier: Frontier, best: Outcome, kind: Kind, is_alike: Callable[[Layout], bool]) -> Rival | None:
+def _larger_rival(
+    frontier: Frontier, best: Outcome, choice: Choice, is_alike: Callable[[Layout], bool]
+) -> Rival | None:
     """Returns the candidate of the lowest bound that is faster and does not fit, nor does any other like it.
 
     Of those that are alike only the least too large one is considered.
@@ -383,18 +385,18 @@ def _larger_rival(frontier: Frontier, best: Outcome, kind: Kind, is_alike: Calla
     nearest: dict[Hashable, tuple[float, Candidate]] = {}
     for family in frontier.too_large + _sized(frontier):
         if is_alike(family.example.layout):
-            for candidate in [family.example] if kind.of_layout else family.candidates():
-                value = kind.of(candidate)
+            for candidate in [family.example] if choice.of_layout else family.candidates():
+                value = choice.of(candidate)
                 if value not in nearest or family.excess < nearest[value][0]:
                     nearest[value] = family.excess, candidate
     for tried in [best, *frontier.tried]:
         if is_alike(tried.candidate.layout):
-            nearest.pop(kind.of(tried.candidate), None)
+            nearest.pop(choice.of(tried.candidate), None)
     least_s = ((frontier.seconds.of_uncut(one.partition, one.places), value) for value, (_, one) in nearest.items())
     for bound, value in sorted(least_s, key=lambda one: one[0]):
         if bound >= best.step_s:
             break
-        if all(kind.of(one) != value for one in frontier.that_may_fit(is_alike)):
+        if all(choice.of(one) != value for one in frontier.that_may_fit(is_alike)):
             return Rival(nearest[value][1], bound)
     return None
 
@@ -411,7 +413,7 @@ def over(outcome: Outcome) -> str:
 
 
 def others(frontier: Frontier, best: Outcome, count: int, other: Outcome | None = None) -> list[Outcome]:
-    """Returns up to `count` outcomes of other kinds than the best one, fastest first.
+    """Returns up to `count` outcomes of other choices than the best one, fastest first.
 
     Some are faster ones that do not fit, those first that are least too large; where the best one does not fit, they
     are the next smallest, and few.
@@ -429,20 +431,20 @@ def others(frontier: Frontier, best: Outcome, count: int, other: Outcome | None 
 
 
 class _Seen:
-    """What kinds of plans were shown."""
+    """The choices of plans that were shown."""
 
     def __init__(self, best: Outcome) -> None:
         self.keys = _keys_of(best)
 
     def new(self, outcome: Outcome | None) -> list[Outcome]:
-        """Returns an outcome of another kind than those before; none if it is of none."""
+        """Returns an outcome of other choices than those before; none if it is of none."""
         if outcome is None or _keys_of(outcome) & self.keys:
             return []
         self.keys |= _keys_of(outcome)
         return [outcome]
 
     def is_new(self, candidate: Candidate) -> bool:
-        """Returns whether a candidate is of another kind than those before."""
+        """Returns whether a candidate is of other choices than those before."""
         return _key_of(candidate, candidate.places) not in self.keys
 
 
@@ -489,7 +491,7 @@ def _sized(frontier: Frontier) -> list[TooLarge]:
 
 
 def _slower(frontier: Frontier, count: int, seen: _Seen) -> list[Outcome]:
-    """Returns the next fastest outcomes of other kinds than those seen, as far as few trials tell."""
+    """Returns the next fastest outcomes of other choices than those seen, as far as few trials tell."""
     found: list[Outcome] = []
     # What is slower and too large too tells less: it fills up at most.
     spare: list[Outcome] = []

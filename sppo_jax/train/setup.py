@@ -160,7 +160,7 @@ class Start:
         state: on the devices.
         step: number of steps done before.
         directory: of the run's checkpoints.
-        events: kind and text of each event.
+        events: name and text of each event.
     """
 
     state: TrainState

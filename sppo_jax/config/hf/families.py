@@ -330,16 +330,16 @@ def _check_rotated(head_dim: int, fraction: float) -> None:
 
 
 def _family(config: Mapping[str, Any]) -> Family:
-    kind, architectures = config.get("model_type"), config.get("architectures") or []
-    family = FAMILIES.get(str(kind))
+    model_type, architectures = config.get("model_type"), config.get("architectures") or []
+    family = FAMILIES.get(str(model_type))
     if family is None:
-        why = "".join(f", {why}" for name, why in _REFUSED.items() if str(kind).startswith(name))
+        why = "".join(f", {why}" for name, why in _REFUSED.items() if str(model_type).startswith(name))
         raise ValueError(
-            f"model_type must be one of {', '.join(FAMILIES)}, got {kind!r}{why}; choose a model of such a type"
+            f"model_type must be one of {', '.join(FAMILIES)}, got {model_type!r}{why}; choose a model of such a type"
         )
     if architectures and family.architecture not in architectures:
         raise ValueError(
-            f"a {kind} model must be a language model ({family.architecture}), got "
+            f"a {model_type} model must be a language model ({family.architecture}), got "
             f"{', '.join(map(str, architectures))}; use the language model that this model was made from"
         )
     return family

@@ -127,14 +127,14 @@ def _hub(name: str) -> Any:
 
 def _problem(name: str, error: Exception) -> ValueError:
     """Returns the error of a hub that does not give a model, in a line."""
-    kind, why = type(error).__name__, (str(error).strip() or type(error).__name__).splitlines()[0]
-    if kind == "GatedRepoError":
+    error_name, why = type(error).__name__, (str(error).strip() or type(error).__name__).splitlines()[0]
+    if error_name == "GatedRepoError":
         change = f"accept its terms on https://huggingface.co/{name}, and run hf auth login or set HF_TOKEN"
-    elif kind in ("RepositoryNotFoundError", "EntryNotFoundError", "RemoteEntryNotFoundError"):
+    elif error_name in ("RepositoryNotFoundError", "EntryNotFoundError", "RemoteEntryNotFoundError"):
         change = "correct the folder or the name; for a private model run hf auth login or set HF_TOKEN"
     else:
         change = f"connect to the hub without HF_HUB_OFFLINE, or on a machine with network {by_hand(name)}"
     return ValueError(
         f"a model must be a local folder or a model of the hub, got {name}, which is no folder, and which the hub does "
-        f"not give ({kind}: {why}); {change}"
+        f"not give ({error_name}: {why}); {change}"
     )

@@ -21,10 +21,10 @@ def language_config(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: the two disagree about tied embeddings, or logits are capped.
     """
-    text, kind = config.get("text_config"), config.get("model_type")
-    if kind not in _MULTIMODAL or not isinstance(text, Mapping):
+    text, model_type = config.get("text_config"), config.get("model_type")
+    if model_type not in _MULTIMODAL or not isinstance(text, Mapping):
         return dict(config)
-    of_text, name = _MULTIMODAL[kind]
+    of_text, name = _MULTIMODAL[model_type]
     tied = [part["tie_word_embeddings"] for part in (config, text) if part.get("tie_word_embeddings") is not None]
     if len(set(tied)) > 1:
         raise ValueError(
@@ -33,7 +33,7 @@ def language_config(config: Mapping[str, Any]) -> dict[str, Any]:
         )
     if text.get("final_logit_softcapping"):
         raise ValueError(
-            f"final_logit_softcapping must be null in a {kind}, got {text['final_logit_softcapping']}, which "
+            f"final_logit_softcapping must be null in a {model_type}, got {text['final_logit_softcapping']}, which "
             f"transformers reads in a {of_text} alone; choose another model"
         )
     names = [

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 # gpt shapes were trained with learned positions, which they do not have here.
 _LLAMA2, _LLAMA3, _LLAMA31 = (("llama", length) for length in (4096, 8192, 131072))
 _QWEN25, _QWEN3, _QWEN3_MOE = ("qwen2", 32768), ("qwen3", 40960), ("qwen3_moe", 40960)
-_QWEN35, _QWEN36, _QWEN_NEXT = ((kind, 262144) for kind in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"))
+_QWEN35, _QWEN36, _QWEN_NEXT = (
+    (model_type, 262144) for model_type in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+)
 PRESET_POSITIONS: Mapping[str, tuple[str, int]] = {
     **dict.fromkeys(("llama2-7b", "llama2-13b", "llama2-70b"), _LLAMA2),
     **dict.fromkeys(("llama3-8b", "llama3-70b"), _LLAMA3),

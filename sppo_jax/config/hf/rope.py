@@ -1,6 +1,6 @@
 """Rotary settings of a Hugging Face config.json, both ways; imports no jax.
 
-transformers 5 keeps all of them in `rope_parameters`, for all layers or for each kind of layer. Earlier versions keep
+transformers 5 keeps all of them in `rope_parameters`, for all layers or for each layer type. Earlier versions keep
 the base in `rope_theta` and the rest in `rope_scaling`. A file that has both places must say the same in both.
 """
 
@@ -15,7 +15,7 @@ from sppo_jax.config.hf.positions import trained_length
 from sppo_jax.config.rope import RopeConfig
 
 # Hugging Face's name of each scaling: our name. Our name of each setting: Hugging Face's name.
-_KINDS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
+_SCALINGS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 _SETTINGS = {
     "factor": "factor",
     "original_length": "original_max_position_embeddings",
@@ -38,7 +38,7 @@ _SPELLINGS = {
     },
 }
 _AT_THE_TOP = ("rope_type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
-_LAYER_KINDS = ("full_attention", "sliding_attention")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 _USED = {
     "none": (),
     "linear": ("factor",),
@@ -73,14 +73,14 @@ def ropes_from_hf(
         ValueError: as `rope_from_hf`; or settings are for all layers that are by layer type in the family.
     """
     if not local_theta:
-        return dict.fromkeys(_LAYER_KINDS, rope_from_hf(config, max_length, theta, section, fraction))
-    everywhere = set(config.get("rope_parameters") or {}) - set(_LAYER_KINDS)
+        return dict.fromkeys(_LAYER_TYPES, rope_from_hf(config, max_length, theta, section, fraction))
+    everywhere = set(config.get("rope_parameters") or {}) - set(_LAYER_TYPES)
     if everywhere:
         raise ValueError(
-            f"rope_parameters must have settings for {' and '.join(_LAYER_KINDS)} in a {config['model_type']}, got "
+            f"rope_parameters must have settings for {' and '.join(_LAYER_TYPES)} in a {config['model_type']}, got "
             f"{sorted(everywhere)[0]} for all layers, which transformers does not read; write it for each layer type"
         )
-    full, local = _LAYER_KINDS
+    full, local = _LAYER_TYPES
     # As transformers does: what is not by layer type is for layers without a window.
     places = ((place, config.get(place) or {}) for place in ("rope_parameters", "rope_scaling"))
     own: dict[str, Any] = {place: {local: settings[local]} for place, settings in places if local in settings}
@@ -124,12 +124,12 @@ def rope_from_hf(
     if section and config.get("rope_parameters") is None and not config.get("rope_scaling"):
         config = {**config, "rope_parameters": section}
     settings = rope_settings(config)
-    kind = settings.get("rope_type", "default")
-    if kind not in _KINDS:
+    rope_type = settings.get("rope_type", "default")
+    if rope_type not in _SCALINGS:
         raise ValueError(
-            f"the rotary scaling must be one of {', '.join(_KINDS)}, got rope_type={kind!r}; use another model"
+            f"the rotary scaling must be one of {', '.join(_SCALINGS)}, got rope_type={rope_type!r}; use another model"
         )
-    scaling = _KINDS[kind]
+    scaling = _SCALINGS[rope_type]
     original = settings.get("original_max_position_embeddings")
     trained = trained_length(config.get("model_type"), max_length)
     rope: dict[str, Any] = {
@@ -193,19 +193,21 @@ def _given(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
 
 
 def _sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields the sections of rotary settings: one for all layers, or one for each kind of layer of the model."""
-    kinds = set(config.get("layer_types") or _LAYER_KINDS)
+    """Yields the sections of rotary settings: one for all layers, or one for each layer type of the model."""
+    layer_types = set(config.get("layer_types") or _LAYER_TYPES)
     for place in ("rope_parameters", "rope_scaling"):
         settings = config.get(place) or {}
-        nested = {kind: settings[kind] for kind in _LAYER_KINDS if kind in settings}
+        nested = {layer_type: settings[layer_type] for layer_type in _LAYER_TYPES if layer_type in settings}
         if not nested and settings:
             yield place, settings
-        for kind, section in nested.items():
-            if kind in kinds and not section:
-                raise ValueError(f"{place}.{kind} must give rotary settings, got {section!r}; choose another model")
-            if kind in kinds:
+        for layer_type, section in nested.items():
+            if layer_type in layer_types and not section:
+                raise ValueError(
+                    f"{place}.{layer_type} must give rotary settings, got {section!r}; choose another model"
+                )
+            if layer_type in layer_types:
                 shared = {name: value for name, value in settings.items() if name not in nested}
-                yield f"{place}.{kind}", {**shared, **section}
+                yield f"{place}.{layer_type}", {**shared, **section}
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -218,7 +220,7 @@ def _check_representable(settings: Mapping[str, Any], scaling: str, rope: Mappin
     factor, fraction = rope["factor"], rope["fraction"]
     partial = settings.get("partial_rotary_factor", fraction)
     wanted: dict[str, tuple[Any, Any]] = {"partial_rotary_factor": (fraction, partial)}
-    if scaling == "none":  # a factor without its kind, which some versions of transformers refuse and others drop
+    if scaling == "none":  # a factor without its type, which some versions of transformers refuse and others drop
         wanted["factor"] = (1.0, settings.get("factor", 1.0))
     if scaling == "yarn":
         default = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -249,8 +251,8 @@ def rope_to_hf(rope: RopeConfig, *, is_partial: bool = False) -> dict[str, Any]:
         The keys `rope_parameters`, `rope_theta` and `rope_scaling` of a config.json, and `partial_rotary_factor` where
         a part of a head is rotated, or would be without it.
     """
-    kind = next(name for name, ours in _KINDS.items() if ours == rope.scaling)
-    scaling = {"rope_type": kind} | {_SETTINGS[ours]: getattr(rope, ours) for ours in _USED[rope.scaling]}
+    rope_type = next(name for name, ours in _SCALINGS.items() if ours == rope.scaling)
+    scaling = {"rope_type": rope_type} | {_SETTINGS[ours]: getattr(rope, ours) for ours in _USED[rope.scaling]}
     if rope.truncate:  # which earlier versions do not know by name
         scaling.pop("truncate", None)
     partial = {"partial_rotary_factor": rope.fraction} if rope.fraction < 1 or is_partial else {}
@@ -271,7 +273,7 @@ def ropes_to_hf(full: RopeConfig, local: RopeConfig, *, has_local_theta: bool) -
         has_local_theta: whether the family has a key for the base of the latter.
     """
     keys, own = rope_to_hf(full), rope_to_hf(local)
-    by_type = dict(zip(_LAYER_KINDS, (keys["rope_parameters"], own["rope_parameters"]), strict=True))
+    by_type = dict(zip(_LAYER_TYPES, (keys["rope_parameters"], own["rope_parameters"]), strict=True))
     return {**keys, "rope_parameters": by_type, **({"rope_local_base_freq": local.theta} if has_local_theta else {})}
 
 

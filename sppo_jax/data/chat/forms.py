@@ -147,10 +147,10 @@ def text_of(part: Any) -> tuple[str, str]:
     """Returns the text and the thought of a part; of a part that is neither, two empty texts."""
     if isinstance(part, str):
         return part, ""
-    kind = part.get("type", "text")
-    if kind in _TEXTS:
+    part_type = part.get("type", "text")
+    if part_type in _TEXTS:
         return str(part.get("text", "")), ""
-    if kind in _THOUGHTS:
+    if part_type in _THOUGHTS:
         found = next((part[key] for key in (*_THOUGHTS, "text") if key in part), "")
         return "", found if isinstance(found, str) else "".join(text_of(one)[0] for one in parts_of(found) or [])
     return "", ""
@@ -161,13 +161,13 @@ def _is_part(part: Any) -> bool:
 
 
 def _texts(parts: list[Any], number: int) -> tuple[list[str], list[str]]:
-    """Returns the texts and the thoughts of parts; refuses parts of other kinds."""
+    """Returns the texts and the thoughts of parts; refuses parts of other types."""
     for part in parts:
-        kind = "text" if isinstance(part, str) else part.get("type", "text")
-        if kind not in _TEXTS + _THOUGHTS:
+        part_type = "text" if isinstance(part, str) else part.get("type", "text")
+        if part_type not in _TEXTS + _THOUGHTS:
             raise ValueError(
-                f"the parts of a message must be text, got a part of type {kind} in message {number}; leave out the "
-                "row, or the part where the words make sense without it"
+                f"the parts of a message must be text, got a part of type {part_type} in message {number}; leave out "
+                "the row, or the part where the words make sense without it"
             )
     found = [text_of(part) for part in parts]
     return [text for text, _ in found if text], [thought for _, thought in found if thought]

@@ -172,11 +172,11 @@ class _Marker(NodeTransformer):
     visit_Break = visit_Continue = _leave
 
 
-def _body(loop: nodes.For, kind: type[Any]) -> Any:
+def _body(loop: nodes.For, node_type: type[Any]) -> Any:
     for statement in loop.body:
-        if isinstance(statement, kind):
+        if isinstance(statement, node_type):
             yield statement
-        yield from statement.find_all(kind)
+        yield from statement.find_all(node_type)
 
 
 def _candidates(loop: nodes.For) -> list[nodes.Expr]:

@@ -177,8 +177,8 @@ class ChatTemplate:
     def _given(self, messages: list[Message], tools: list[Any] | None, text: str, turn: Region, goes_on: bool) -> int:
         """Returns how many characters of a turn the generation prompt gives."""
         role = messages[turn.message - 1].get("role") if turn.message else "user"
-        kind = "tool" if role == "tool" else "user"
-        for header in dict.fromkeys((self._header(kind, bool(tools)), self._header("user", bool(tools)))):
+        sender = "tool" if role == "tool" else "user"
+        for header in dict.fromkeys((self._header(sender, bool(tools)), self._header("user", bool(tools)))):
             # A turn before may have written the first part of the prompt.
             for before in (0, *range(len(header), 0, -1)):
                 if not text.endswith(header[:before], 0, turn.first):
@@ -205,10 +205,10 @@ class ChatTemplate:
                 "written elsewhere; put {% generation %} regions into a copy and name it with data.chat.template"
             )
 
-    def _find_header(self, kind: str, has_tools: bool) -> str:
+    def _find_header(self, sender: str, has_tools: bool) -> str:
         """Returns what the template writes behind a last turn to ask for an answer."""
         asked: list[Message] = [{"role": "user", "content": "a"}]
-        if kind == "tool":
+        if sender == "tool":
             asked += [
                 {"role": ASSISTANT, "content": "", "tool_calls": [CALL]},
                 {"role": "tool", **ANSWERS_CALL, "content": "b"},
@@ -218,7 +218,7 @@ class ChatTemplate:
         try:
             marked = self._marks(self._forms.fitted(asked), tools if has_tools else None, prompt=True)
         except ValueError:
-            if kind != "user":
+            if sender != "user":
                 return self._header("user", has_tools)
             raise
         if not any(turn.message == len(asked) - 1 for turn in marked.turns):  # the last message is written in no loop

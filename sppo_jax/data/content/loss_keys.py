@@ -18,7 +18,7 @@ from sppo_jax.config.data import DataConfig
 from sppo_jax.data.chat.roles import TRAIN, Message
 
 Where = Literal["message", "row", "conversation", "tokens"]
-Kind = Literal["flag", "flags", "role", "labels", "mask", "padding", "none", "refused"]
+ValueForm = Literal["flag", "flags", "role", "labels", "mask", "padding", "none", "refused"]
 
 _WORDS = frozenset({"mask", "masks", "weight", "weights", "loss", "losses"})
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -33,20 +33,20 @@ class LossKey:
     Args:
         where: where they stand: in a message, in any row, in the row of a conversation, or in a row of tokens.
         names: the keys.
-        kind: the form of their values, which decides what is done with them.
+        form: the form of their values, which decides what is done with them.
         meaning: what is done with them, for the user.
         of: whose keys they are.
     """
 
     where: Where
     names: tuple[str, ...]
-    kind: Kind
+    form: ValueForm
     meaning: str
     of: str
 
     @property
     def treatment(self) -> str:
-        return {"none": "passed over", "refused": "refused"}.get(self.kind, "read")
+        return {"none": "passed over", "refused": "refused"}.get(self.form, "read")
 
 
 KEYS = (
@@ -63,77 +63,77 @@ KEYS = (
             "loss",
             "loss_mask",
         ),
-        kind="flag",
+        form="flag",
         meaning="0 or false excludes the message from the loss; 1 or true changes nothing",
         of="OpenAI, axolotl, ShareGPT, mistral-finetune, ms-swift",
     ),  # fmt: skip
     LossKey(
         where="message",
         names=("train_detail", "training_detail"),
-        kind="refused",
+        form="refused",
         meaning="parts of a message cannot be chosen by their characters; use the template's {% generation %} regions",
         of="axolotl",
     ),
     LossKey(
         where="row",
         names=("train", "training", "weight", "loss_weight", "sample_weight"),
-        kind="flag",
+        form="flag",
         meaning="0 or false leaves the row out; 1 or true changes nothing",
         of="Fireworks, exports of several tools",
     ),
     LossKey(
         where="conversation",
         names=("loss_mask",),
-        kind="flags",
+        form="flags",
         meaning="a list with a 0 or a 1 for each message, with or without the system message",
         of="LLaMA-Factory",
     ),
     LossKey(
         where="conversation",
         names=("mask",),
-        kind="role",
+        form="role",
         meaning="the role that is not trained: a user's is read, another is refused",
         of="NeMo",
     ),
     LossKey(
         where="tokens",
         names=("labels",),
-        kind="labels",
+        form="labels",
         meaning="the token itself where it is trained, -100 where it is not; not shifted",
         of="transformers, TRL, axolotl, LLaMA-Factory",
     ),
     LossKey(
         where="tokens",
         names=("loss_mask", "labels_mask", "assistant_masks", "assistant_mask", "completion_mask"),
-        kind="mask",
+        form="mask",
         meaning="1 where the token is trained; beside `seq_start_id`, `loss_mask` is about the token after its place",
         of="TRL, transformers, NeMo",
     ),
     LossKey(
         where="tokens",
         names=("weights", "weight", "loss_weights", "loss_weight", "token_weights"),
-        kind="mask",
+        form="mask",
         meaning="a list of 0 and 1 is a mask; other weights are refused",
         of="exports of several tools",
     ),
     LossKey(
         where="tokens",
         names=("attention_mask",),
-        kind="padding",
+        form="padding",
         meaning="0 is padding; where other values differ, another document begins",
         of="transformers, axolotl, LLaMA-Factory",
     ),
     LossKey(
         where="tokens",
         names=("special_tokens_mask",),
-        kind="none",
+        form="none",
         meaning="says nothing about the loss",
         of="transformers",
     ),
     LossKey(
         where="tokens",
         names=("answer_start_idx",),
-        kind="refused",
+        form="refused",
         meaning="the place from which tokens are trained; write it as `loss_mask`",
         of="NeMo",
     ),
@@ -141,9 +141,9 @@ KEYS = (
 
 
 @functools.cache
-def names_of(where: Where, kind: Kind) -> tuple[str, ...]:
-    """Returns the known keys of a kind."""
-    return tuple(name for key in KEYS if key.where == where and key.kind == kind for name in key.names)
+def names_of(where: Where, form: ValueForm) -> tuple[str, ...]:
+    """Returns the known keys whose values have a form."""
+    return tuple(name for key in KEYS if key.where == where and key.form == form for name in key.names)
 
 
 @functools.lru_cache(1 << 12)
@@ -190,21 +190,21 @@ def with_train(message: Message, where: str) -> Message:
     return {key: value for key, value in message.items() if key not in flags} | {TRAIN: all(trains)}
 
 
-def row_trains(row: Mapping[str, Any], where: str, *kinds: Where, length: int | None = None) -> bool:
+def row_trains(row: Mapping[str, Any], where: str, *places: Where, length: int | None = None) -> bool:
     """Returns whether a row may be trained, by what it says as a whole.
 
     Args:
         row: the row, without nulls.
         where: its place, for messages.
-        kinds: whose keys are read elsewhere: "conversation" or "tokens", if the row is one.
+        places: whose keys are read elsewhere: "conversation" or "tokens", if the row is one.
         length: the number of ids of a row of tokens: lists of another length say nothing about its tokens.
 
     Raises:
         ValueError: a key has another value than 0 or 1, or is none that is obeyed.
     """
-    flags, others = _told_apart(tuple(row), ("row", *kinds))
+    flags, others = _told_apart(tuple(row), ("row", *places))
     if others:
-        _refuse(row, others, where, kinds, length)
+        _refuse(row, others, where, places, length)
     # A list of a row of tokens is a mask.
     flags = tuple(key for key in flags if row[key] is not None and (length is None or not is_list(row[key])))
     return all([is_one(row[key], key, where) for key in flags])
@@ -258,19 +258,19 @@ def way_out(key: str) -> str:
 
 
 @functools.lru_cache(1 << 12)
-def _told_apart(keys: tuple[str, ...], kinds: tuple[Where, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _told_apart(keys: tuple[str, ...], places: tuple[Where, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns those of some keys that are a flag of the whole, and those that are read by nobody."""
-    flags = {name for key in KEYS if key.where in kinds and key.kind == "flag" for name in key.names}
-    read = {name for key in KEYS if key.where in kinds and key.treatment != "refused" for name in key.names}
-    found = concerning(keys, *kinds)
+    flags = {name for key in KEYS if key.where in places and key.form == "flag" for name in key.names}
+    read = {name for key in KEYS if key.where in places and key.treatment != "refused" for name in key.names}
+    found = concerning(keys, *places)
     return tuple(key for key in found if key in flags), tuple(key for key in found if key not in read)
 
 
 def _refuse(
-    values: Mapping[str, Any], keys: Iterable[str], where: str, kinds: tuple[Where, ...], length: int | None
+    values: Mapping[str, Any], keys: Iterable[str], where: str, places: tuple[Where, ...], length: int | None
 ) -> None:
     """Refuses the first key whose value may say something about the loss, of those that nobody reads."""
-    known = {name: key.meaning for key in KEYS if key.where in kinds and key.kind == "refused" for name in key.names}
+    known = {name: key.meaning for key in KEYS if key.where in places and key.form == "refused" for name in key.names}
     for key in keys:
         value = values[key]
         if value is None or (is_list(value) and not len(value)) or not (key in known or _may_weigh(value, length)):

@@ -80,22 +80,22 @@ def documents_of(row: dict[str, Any], length: int, where: str) -> tuple[np.ndarr
     return kept, np.flatnonzero(found)
 
 
-def numbers(value: Any, key: str, where: str, length: int | None = None, kinds: str = "iub") -> np.ndarray:
-    """Returns a list of whole numbers, int64 [num_numbers]; with floats among the kinds, they stay floats.
+def numbers(value: Any, key: str, where: str, length: int | None = None, numpy_kinds: str = "iub") -> np.ndarray:
+    """Returns a list of whole numbers, int64 [num_numbers]; with floats among them, they stay floats.
 
     Args:
         value: the list.
         key: its name, for messages.
         where: its place, for messages.
         length: how many there must be, of the row's tokens; None: any number.
-        kinds: the kinds of numbers, as numpy names them.
+        numpy_kinds: what numbers there may be, by numpy's letters.
 
     Raises:
         ValueError: it is no such list.
     """
     try:
         found = np.array(value)
-        whole = found.ndim == 1 and (not len(found) or found.dtype.kind in kinds)
+        whole = found.ndim == 1 and (not len(found) or found.dtype.kind in numpy_kinds)
     except ValueError:
         whole = False
     if not whole:

@@ -317,10 +317,10 @@ def _bin_layout(file: File, dtype: np.dtype) -> _Layout:
     if index:
         return _Layout(dtype=index.dtype, offset_bytes=0, length=file.num_bytes // index.dtype.itemsize, index=index)
     start = _first_bytes(file.path)
-    kind = next((kind for beginning, kind in _BEGINNINGS.items() if start.startswith(beginning)), "")
-    if kind:
+    header = next((header for beginning, header in _BEGINNINGS.items() if start.startswith(beginning)), "")
+    if header:
         raise ValueError(
-            f"a .bin file must hold tokens and no header, got {kind} in {file.path}; write the tokens alone, or name "
+            f"a .bin file must hold tokens and no header, got {header} in {file.path}; write the tokens alone, or name "
             "the file by what it is"
         )
     if file.num_bytes % dtype.itemsize:

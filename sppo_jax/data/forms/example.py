@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-# Kinds of fields in a message of protocol buffers.
+# Types of fields in a message of protocol buffers.
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 # How an example begins: with its features, which are its only field.
 _START = b"\x0a"
@@ -54,7 +54,7 @@ def _fields(message: bytes) -> list[tuple[int, bytes | int]]:
         if key & 7 == _BYTES:
             size, at = _varint(message, at)
         elif not size:
-            raise ValueError("unknown kind")
+            raise ValueError("unknown type")
         if at + size > len(message):
             raise ValueError("too short")
         found.append((key >> 3, message[at : at + size]))
@@ -76,16 +76,16 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 
 def _value(feature: bytes) -> Any:
     """Returns the values of a feature: one text if it is one, else a list or an array."""
-    kinds = _fields(feature)
-    if not kinds:
+    fields = _fields(feature)
+    if not fields:
         return None
-    ((kind, values),) = kinds
-    if kind == 1:
+    ((wire_type, values),) = fields
+    if wire_type == 1:
         texts = [_text(_bytes(value)) for _, value in _fields(_bytes(values))]
         return texts[0] if len(texts) == 1 else texts
-    if kind == 2:
+    if wire_type == 2:
         return np.frombuffer(b"".join(_bytes(value) for _, value in _fields(_bytes(values))), "<f4")
-    if kind != 3:
+    if wire_type != 3:
         raise ValueError("unknown list")
     numbers: list[int] = []
     for _, value in _fields(_bytes(values)):

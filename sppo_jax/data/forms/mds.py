@@ -19,7 +19,7 @@ from sppo_jax.files.whole import parse_json
 
 MDS_SUFFIXES = (".mds", *(f".mds{packed}" for packed in COMPRESSED_SUFFIXES))
 _MOST_CONFIG_BYTES = 1 << 24
-_NUMBERS = {f"{kind}{bits}" for kind, bits in [("int", 8), ("int", 16), ("int", 32), ("int", 64), ("uint", 8),
+_NUMBERS = {f"{encoding}{bits}" for encoding, bits in [("int", 8), ("int", 16), ("int", 32), ("int", 64), ("uint", 8),
             ("uint", 16), ("uint", 32), ("uint", 64), ("float", 16), ("float", 32), ("float", 64)]}  # fmt: skip
 _ARRAY_DTYPES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32",
                  34: "float32", 64: "uint64", 65: "int64", 66: "float64"}  # fmt: skip
@@ -33,7 +33,7 @@ def mds_rows(path: Place, columns: Sequence[str] | None = None) -> Rows:
         columns: the columns to decode, those that the shard has; None: all that hold text, numbers, JSON or arrays.
 
     Raises:
-        ValueError: the file cannot be read, is not whole, or a column is of a kind that is no text, number or array.
+        ValueError: the file cannot be read, is not whole, or a column has an encoding of no text, number or array.
     """
     number = 0
     with reading(path, lambda: number) as file:
@@ -73,9 +73,9 @@ def _head(file: BinaryIO, path: Place) -> tuple[np.ndarray, dict[str, Any]]:
         raise not_whole(".mds", path, "samples do not follow each other")
     rule = "an .mds file must name its columns"
     config = json_object(_read(file, int(offsets[0]) - at, path), rule, str(path), "write the file again")
-    names, kinds, sizes = (config.get(f"column_{what}") for what in ("names", "encodings", "sizes"))
-    if not (isinstance(names, list) and isinstance(kinds, list) and isinstance(sizes, list)) or not (
-        len(names) == len(kinds) == len(sizes)
+    names, encodings, sizes = (config.get(f"column_{what}") for what in ("names", "encodings", "sizes"))
+    if not (isinstance(names, list) and isinstance(encodings, list) and isinstance(sizes, list)) or not (
+        len(names) == len(encodings) == len(sizes)
     ):
         raise ValueError(f"{rule}, their encodings and their sizes, got {path} without; write the file again")
     return offsets, config
@@ -114,23 +114,23 @@ def _decoders(
     config: dict[str, Any], columns: Sequence[str] | None, path: Place
 ) -> list[tuple[str, Callable[[bytes], Any]] | None]:
     decoders: list[tuple[str, Callable[[bytes], Any]] | None] = []
-    for name, kind in zip(config["column_names"], config["column_encodings"], strict=True):
-        decode = _decoder(str(kind))
+    for name, encoding in zip(config["column_names"], config["column_encodings"], strict=True):
+        decode = _decoder(str(encoding))
         if decode is None and columns is not None and name in columns:
             raise ValueError(
-                f"a column of an .mds file must hold text, numbers, JSON or arrays, got {name!r} of kind {kind} in "
+                f"a column of an .mds file must hold text, numbers, JSON or arrays, got {name!r} encoded as {encoding} in "
                 f"{path}; name another column"
             )
         decoders.append((name, decode) if decode and (columns is None or name in columns) else None)
     return decoders
 
 
-def _decoder(kind: str) -> Callable[[bytes], Any] | None:
-    if kind in _NUMBERS or kind == "int":
-        dtype = np.dtype("int64" if kind == "int" else kind)
+def _decoder(encoding: str) -> Callable[[bytes], Any] | None:
+    if encoding in _NUMBERS or encoding == "int":
+        dtype = np.dtype("int64" if encoding == "int" else encoding)
         return lambda value: np.frombuffer(value, dtype)[0].item()
-    if kind.split(":")[0] == "ndarray":
-        return lambda value: _array(value, kind.split(":")[1:])
+    if encoding.split(":")[0] == "ndarray":
+        return lambda value: _array(value, encoding.split(":")[1:])
     plain: dict[str, Callable[[bytes], Any]] = {
         "str": bytes.decode,
         "json": parse_json,
@@ -138,7 +138,7 @@ def _decoder(kind: str) -> Callable[[bytes], Any] | None:
         "str_int": int,
         "str_float": float,
     }
-    return plain.get(kind)
+    return plain.get(encoding)
 
 
 def _array(value: bytes, fixed: Sequence[str]) -> np.ndarray:

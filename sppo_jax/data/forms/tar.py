@@ -56,10 +56,10 @@ def tar_rows(path: Place, text_key: str, left_out: Tally | None = None) -> Rows:
         if seen:
             yield f"{path} sample {key}", row
     if left_out is not None:
-        left_out.update({(_MEMBERS, _why(kind)): count for kind, count in others.items()})
+        left_out.update({(_MEMBERS, _why(suffix)): count for suffix, count in others.items()})
     if others:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(6))
-        warnings.warn(f"{path}: members must be .json or .txt, got others, which are left out ({kinds})", stacklevel=2)
+        shown = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(6))
+        warnings.warn(f"{path}: members must be .json or .txt, got others, which are left out ({shown})", stacklevel=2)
 
 
 def _members(file: BinaryIO, path: Place, others: Counter[str]) -> Any:
@@ -86,8 +86,8 @@ def _members(file: BinaryIO, path: Place, others: Counter[str]) -> Any:
             tar.members = []  # type: ignore[attr-defined]
 
 
-def _why(kind: str) -> str:
-    return "links are not followed" if kind == _LINKS else f"{kind or 'no suffix'} is neither .json nor .txt"
+def _why(suffix: str) -> str:
+    return "links are not followed" if suffix == _LINKS else f"{suffix or 'no suffix'} is neither .json nor .txt"
 
 
 def _parts(name: str) -> tuple[str, str]:

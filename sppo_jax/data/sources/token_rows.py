@@ -165,7 +165,7 @@ def _masks(keys: tuple[str, ...]) -> tuple[str, ...]:
 
 def _mask(value: Any, key: str, length: int, where: str) -> np.ndarray:
     """Returns a mask of 0 and 1, bool [length]."""
-    mask = numbers(value, key, where, length, kinds="iubf")
+    mask = numbers(value, key, where, length, numpy_kinds="iubf")
     learned = mask == 1
     wrong = mask[~learned & (mask != 0)]
     if len(wrong):

@@ -73,8 +73,8 @@ def torn(path: Place, error: Exception, number: int) -> ValueError:
     got = f"{path} ({' '.join(str(error).split())}, after line {number})"
     if "too much memory" in str(error):
         return ValueError(f"a .zst file must have a window of at most 128 MB, got {got}; compress it without --long")
-    kind = "gzip" if path.suffix == ".gz" else path.suffix[1:]
-    return ValueError(f"a {path.suffix} file must be whole {kind}, got {got}; copy the file again")
+    form = "gzip" if path.suffix == ".gz" else path.suffix[1:]
+    return ValueError(f"a {path.suffix} file must be whole {form}, got {got}; copy the file again")
 
 
 class _Unpacked(io.RawIOBase):

@@ -130,10 +130,10 @@ def _hf(path: str) -> tuple[Any, str, str]:
             f"an address of the hub must have an owner and a name, got hf://{path}; write "
             "hf://datasets/OWNER/NAME@REVISION/PATH"
         ) from error
-    kind = {"dataset": "datasets/", "space": "spaces/"}.get(resolved.repo_type, "")
+    folder = {"dataset": "datasets/", "space": "spaces/"}.get(resolved.repo_type, "")
     info = hub._api.repo_info(resolved.repo_id, repo_type=resolved.repo_type, revision=resolved.revision)
     rest = [part for part in (resolved.path_in_repo, *parts[magic:]) if part] if magic else [resolved.path_in_repo]
-    whole = "/".join([f"{kind}{resolved.repo_id}@{info.sha}", *(part for part in rest if part)])
+    whole = "/".join([f"{folder}{resolved.repo_id}@{info.sha}", *(part for part in rest if part)])
     return fs.PyFileSystem(fs.FSSpecHandler(hub)), whole, str(info.sha)
 
 

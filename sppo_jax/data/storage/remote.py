@@ -139,8 +139,8 @@ def patiently(place: Remote | str, action: Callable[[], _T], at_byte: Callable[[
 
 def _faults() -> tuple[type[Exception], ...]:
     """Returns the errors of services; some of Azure's, and those of the hub's library, are no errors of the system."""
-    kinds = (("httpx", "HTTPError"), ("httpx2", "HTTPError"), ("pyarrow", "ArrowException"))
-    return (OSError, *(getattr(sys.modules[name], kind) for name, kind in kinds if name in sys.modules))
+    errors = (("httpx", "HTTPError"), ("httpx2", "HTTPError"), ("pyarrow", "ArrowException"))
+    return (OSError, *(getattr(sys.modules[name], error) for name, error in errors if name in sys.modules))
 
 
 def remote_error(place: object, error: Exception, change: str) -> ValueError:

@@ -137,10 +137,10 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
 
 def _of_class(settings: Mapping[str, Any], folder: Path) -> Mapping[str, str]:
     """Returns the names that the tokenizer's class gives."""
-    kind = str(settings.get("tokenizer_class")).removesuffix("Fast")
-    found = _OF_CLASS.get(kind, {})
+    class_name = str(settings.get("tokenizer_class")).removesuffix("Fast")
+    found = _OF_CLASS.get(class_name, {})
     # Llama 3 names the class of Llama 2 and is of another, which has no names of its own.
-    if kind == "LlamaTokenizer" and not set(found) <= set(settings) and _has_byte_level(folder / TOKENIZER):
+    if class_name == "LlamaTokenizer" and not set(found) <= set(settings) and _has_byte_level(folder / TOKENIZER):
         return {}
     return found
 

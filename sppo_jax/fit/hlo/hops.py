@@ -52,11 +52,11 @@ def ring_hops(hlo_text: str, turn_shares: Mapping[str, float] | None = None) -> 
                     begins[name_of(line)] = index
                 else:
                     found["exposed_bytes"] += times * total_bytes(sent[1])
-    return RingHops(**{kind: round(size) for kind, size in found.items()})
+    return RingHops(**{name: round(size) for name, size in found.items()})
 
 
 def _beside(lines: list[str], computations: Mapping[str, list[str]]) -> str:
-    for kind, pattern in (("attention_bytes", _KERNEL), ("products_bytes", PRODUCT)):
+    for name, pattern in (("attention_bytes", _KERNEL), ("products_bytes", PRODUCT)):
         if any(holds(line, pattern, computations) for line in lines):
-            return kind
+            return name
     return "exposed_bytes"

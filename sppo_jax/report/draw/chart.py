@@ -183,7 +183,7 @@ def _point_name(series: Series, x: Scale, y: Scale, look: Look) -> list[str]:
 
 
 def _mapping(scale: Scale) -> str:
-    """Returns the data that map pixels to values: first and last pixel, their values, and the kind of the axis."""
+    """Returns the data that map pixels to values: first and last pixel, their values, and its scale."""
     percent = "percent" if scale.axis.percent else "log" if scale.axis.log else "plain"
     return f"{scale.start} {scale.stop} {scale.low:.8g} {scale.high:.8g} {percent}"
 
@@ -226,12 +226,12 @@ def _series(series: Series, x: Scale, y: Scale, look: Look) -> list[str]:
     return parts
 
 
-def _mark(kind: str, x: float, y: float, color: str, paper: str) -> str:
-    if kind == "circle":
+def _mark(mark: str, x: float, y: float, color: str, paper: str) -> str:
+    if mark == "circle":
         return f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3.2' fill='{color}'/>"
-    if kind == "ring":
+    if mark == "ring":
         return f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3.6' fill='{paper}' stroke='{color}' stroke-width='1.5'/>"
-    if kind == "square":
+    if mark == "square":
         return f"<rect x='{x - 3:.1f}' y='{y - 3:.1f}' width='6' height='6' fill='{color}'/>"
     arms = f"M{x - 3.4:.1f},{y - 3.4:.1f} l6.8,6.8 m0,-6.8 l-6.8,6.8"
     return f"<path d='{arms}' stroke='{color}' stroke-width='1.8' fill='none'/>"

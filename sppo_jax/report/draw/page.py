@@ -69,10 +69,8 @@ def page(title: str, body: Sequence[str], *, style: str = "", script: str = "") 
 
 
 def cards(boxes: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Returns the cards at the head: a large figure, a text below, and a kind: "fits", "not", "warn" or ""."""
-    drawn = [
-        f"<div class='{kind}'><b>{escape(big)}</b><span>{escape(small)}</span></div>" for big, small, kind in boxes
-    ]
+    """Returns the cards at the head: a large figure, a text below, and how it looks: "fits", "not", "warn" or ""."""
+    drawn = [f"<div class='{css}'><b>{escape(big)}</b><span>{escape(small)}</span></div>" for big, small, css in boxes]
     return ["<div class='answer'>", *drawn, "</div>"]
 
 
@@ -87,14 +85,14 @@ def table(
         text: columns that are aligned to the left; the others are numbers.
         raw: columns that hold HTML, also aligned to the left.
     """
-    kinds = ["text" if index in (*text, *raw) else "number" for index in range(len(header))]
-    head = "".join(f"<th class='{kind}'>{escape(name)}</th>" for kind, name in zip(kinds, header, strict=True))
+    classes = ["text" if index in (*text, *raw) else "number" for index in range(len(header))]
+    head = "".join(f"<th class='{css}'>{escape(name)}</th>" for css, name in zip(classes, header, strict=True))
     lines = [f"<div class='wide'><table><tr>{head}</tr>"]
     for row in rows:
         cells = [cell if index in raw else escape(cell) for index, cell in enumerate(row)]
         lines.append(
             "<tr>"
-            + "".join(f"<td class='{kind}'>{cell}</td>" for kind, cell in zip(kinds, cells, strict=True))
+            + "".join(f"<td class='{css}'>{cell}</td>" for css, cell in zip(classes, cells, strict=True))
             + "</tr>"
         )
     return "\n".join([*lines, "</table></div>"])

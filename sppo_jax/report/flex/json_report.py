@@ -48,7 +48,7 @@ def flex_dict(figures: TeamFigures) -> dict[str, Any]:
         ],
         "first_window": {
             "cells": [dataclasses.asdict(cell) for cell in cells_of(first)],
-            "levels": [{"kind": kind, "level": level} for kind, level in figures.levels()],
+            "levels": [{"kind": op, "level": level} for op, level in figures.levels()],
             "bytes_a_layer": {**dataclasses.asdict(figures.sent), "flex": figures.sent.flex},
         },
     }

@@ -57,9 +57,9 @@ def _process(figures: Figures) -> Iterator[Event]:
 
 def _tracks(tracks: set[int]) -> Iterator[Event]:
     for track in sorted(tracks):
-        stage, kind = divmod(track - FIRST_TRACK, len(TRACK_NAMES))
+        stage, row = divmod(track - FIRST_TRACK, len(TRACK_NAMES))
         of_track = {"ph": "M", "pid": PROCESS, "tid": track}
-        yield {**of_track, "name": "thread_name", "args": {"name": f"stage {stage}{TRACK_NAMES[kind]}"}}
+        yield {**of_track, "name": "thread_name", "args": {"name": f"stage {stage}{TRACK_NAMES[row]}"}}
         yield {**of_track, "name": "thread_sort_index", "args": {"sort_index": track}}
 
 
@@ -115,12 +115,12 @@ def _counter(name: str, sizes: list[int], starts_s: tuple[float, ...]) -> Iterat
             yield {"name": name, "ph": "C", "pid": PROCESS, "ts": start_us, "args": {"bytes": size}}
 
 
-def _span(stage: int, kind: int, start_s: float, seconds: float) -> Event:
+def _span(stage: int, row: int, start_s: float, seconds: float) -> Event:
     """Returns the fields of an event for its track, start and duration."""
     start_us = _microseconds(start_s)
     # The end is rounded, not the duration, so that an event never overlaps the next event.
     duration_us = _microseconds(start_s + seconds) - start_us
-    track = FIRST_TRACK + stage * len(TRACK_NAMES) + kind
+    track = FIRST_TRACK + stage * len(TRACK_NAMES) + row
     return {"ph": "X", "pid": PROCESS, "tid": track, "ts": start_us, "dur": duration_us}
 
 

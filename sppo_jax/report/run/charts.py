@@ -40,7 +40,7 @@ def loss_panel(figures: RunFigures) -> Panel | None:
     if spikes:
         drawn.append(_marks("spike", spikes, ORANGE, "cross"))
     floor = min([p.value for p in points] + [v.loss for v in held_out])
-    skipped = [Point(step=int(step), value=floor) for e in figures.of_kind("skip") if (step := number(e, "step"))]
+    skipped = [Point(step=int(step), value=floor) for e in figures.events_of("skip") if (step := number(e, "step"))]
     if skipped:
         drawn.append(_marks("skipped step", skipped, PINK, "square"))
     return Panel(title="", x=STEP, y=Axis(label="nats per token"), series=drawn, rules=_resumes(figures))

@@ -184,7 +184,7 @@ class RunFigures:
     @property
     def resumes(self) -> list[int]:
         """The steps from which the run was resumed."""
-        return [step for event in self.of_kind("resume") if (step := number(event, "step")) is not None]
+        return [step for event in self.events_of("resume") if (step := number(event, "step")) is not None]
 
     @property
     def best(self) -> ShownValidation | None:
@@ -227,14 +227,14 @@ class RunFigures:
         values = [point.value for point in series(rows, key)]
         return statistics.median(values) if values else None
 
-    def of_kind(self, *kinds: str) -> list[Mapping[str, Any]]:
-        """Returns the events of some kinds."""
-        return [event for event in self.data.events if event["kind"] in kinds]
+    def events_of(self, *names: str) -> list[Mapping[str, Any]]:
+        """Returns the events of some names."""
+        return [event for event in self.data.events if event["kind"] in names]
 
     @property
     def num_skipped(self) -> int:
         counted = number(self.data.rows[-1], "skipped") if self.data.rows else None
-        return int(counted) if counted is not None else len(self.of_kind("skip"))
+        return int(counted) if counted is not None else len(self.events_of("skip"))
 
 
 def figures_of_run(data: RunData) -> RunFigures:

@@ -15,7 +15,7 @@ from sppo_jax.report.run.figures import Point, RunFigures, ShownValidation, dura
 from sppo_jax.report.run.run_files import number
 from sppo_jax.report.run.speed import is_alike, speed_text
 
-_KINDS = {"finished": "fits", "running": "fits", "starting": "", "stopped": "warn", "stopped answering": "not"}
+_LOOKS = {"finished": "fits", "running": "fits", "starting": "", "stopped": "warn", "stopped answering": "not"}
 # Rows of the tables of events and of skipped steps.
 _MOST_ROWS = 60
 _COLLAPSED = ("save", "skip", "spike")
@@ -40,10 +40,10 @@ def subject_of_run(figures: RunFigures) -> str:
 
 
 def head_cards(figures: RunFigures) -> list[tuple[str, str, str]]:
-    """Returns the cards at the head of the page, as (large figure, text below, kind)."""
+    """Returns the cards at the head of the page, as (large figure, text below, how it is shown)."""
     status, step, num_steps = figures.status, figures.step, figures.num_steps
     boxes = [
-        (status.word, status.why, _KINDS[status.word]),
+        (status.word, status.why, _LOOKS[status.word]),
         (f"{step:,}", f"of {num_steps:,} steps" if num_steps else "steps", ""),
     ]
     if figures.loss:
@@ -120,7 +120,7 @@ def predicted_rows(figures: RunFigures) -> list[tuple[str, str, str]]:
 
 def skip_rows(figures: RunFigures) -> list[tuple[str, str, str]]:
     """Returns the last steps that were skipped, newest first."""
-    return [_row(event)[:2] + (_row(event)[3],) for event in reversed(figures.of_kind("skip")[-_MOST_ROWS:])]
+    return [_row(event)[:2] + (_row(event)[3],) for event in reversed(figures.events_of("skip")[-_MOST_ROWS:])]
 
 
 def event_rows(figures: RunFigures) -> list[tuple[str, str, str, str]]:
@@ -131,15 +131,15 @@ def event_rows(figures: RunFigures) -> list[tuple[str, str, str, str]]:
     runs: list[list[tuple[int, Mapping[str, Any]]]] = []
     warned: dict[Any, list[tuple[int, Mapping[str, Any]]]] = {}
     for place, event in enumerate(figures.data.events):
-        kind = event["kind"]
-        if kind == "validation":
+        name = event["kind"]
+        if name == "validation":
             continue
-        run = warned.get(_sameness(event)) if kind in _TROUBLES else None
-        if run is None and runs and kind in _COLLAPSED and runs[-1][0][1]["kind"] == kind:
+        run = warned.get(_sameness(event)) if name in _TROUBLES else None
+        if run is None and runs and name in _COLLAPSED and runs[-1][0][1]["kind"] == name:
             run = runs[-1]
         if run is None:
             runs.append(run := [])
-            if kind in _TROUBLES:
+            if name in _TROUBLES:
                 warned[_sameness(event)] = run
         run.append((place, event))
     runs.sort(key=lambda run: run[-1][0])
@@ -148,12 +148,12 @@ def event_rows(figures: RunFigures) -> list[tuple[str, str, str, str]]:
 
 def _row_of(run: Sequence[Mapping[str, Any]]) -> tuple[str, str, str, str]:
     """Returns the row of events that share one."""
-    step, time, kind, text = _row(run[-1])
+    step, time, name, text = _row(run[-1])
     first = _row(run[0])[0]
     steps = f"{first}-{step}" if len(run) > 1 and first != step else step
     identical = len({str(event.get("text")) for event in run}) == 1
     many = f"{len(run)} times: {text}" if identical else f"{len(run)} of them; the last: {text}"
-    return (steps, time, kind, text if len(run) == 1 else many)
+    return (steps, time, name, text if len(run) == 1 else many)
 
 
 def _sameness(event: Mapping[str, Any]) -> tuple[str, str]:
@@ -188,8 +188,8 @@ def summary(figures: RunFigures) -> str:
         for name, count in (
             ("resume", len(figures.resumes)),
             ("skipped step", figures.num_skipped),
-            ("spike", len(figures.of_kind("spike"))),
-            ("warning", len({_sameness(event) for event in figures.of_kind(*_TROUBLES)})),
+            ("spike", len(figures.events_of("spike"))),
+            ("warning", len({_sameness(event) for event in figures.events_of(*_TROUBLES)})),
         )
     ]
     return "\n".join([*lines, f"events       {', '.join(troubles)}"])

@@ -211,12 +211,12 @@ def partitions(request: Request) -> Iterator[Partition]:
             counts = chunk_counts(layout) if chunks == "auto" else [int(chunks)]
             balances = ["equal", "flops"] if balance == "auto" else [balance]
         for count in counts:
-            for kind in balances if count > 1 and not _only_equal(layout, count) else balances[:1]:
+            for way in balances if count > 1 and not _only_equal(layout, count) else balances[:1]:
                 for schedule in schedules(layout, count):
                     for wave in waves(layout, schedule, count):
-                        if wave > 1 and kind == "flops" and open_choice:
+                        if wave > 1 and way == "flops" and open_choice:
                             continue
-                        yield Partition(layout=layout, schedule=schedule, num_chunks=count, balance=kind, wave=wave)
+                        yield Partition(layout=layout, schedule=schedule, num_chunks=count, balance=way, wave=wave)
 
 
 def _only_equal(layout: Layout, num_chunks: int) -> bool:

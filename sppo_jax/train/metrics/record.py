@@ -138,17 +138,17 @@ class Record:
             if time.monotonic() >= self._report_due_s:
                 self.report()
 
-    def event(self, kind: str, step: int, text: str) -> None:
+    def event(self, event: str, step: int, text: str) -> None:
         """Writes a line to events.jsonl and shows it: start, resume, save, skip, spike, validation, stop, warning."""
         if self._is_main:
-            self._append_event(kind, step, text)
+            self._append_event(event, step, text)
             self._progress.say(text)
             self._tell_of_lost_output(step)
 
     def events(self, events: Iterable[tuple[str, str]], step: int) -> None:
-        """Writes and shows several events, each a kind and a text."""
-        for kind, text in events:
-            self.event(kind, step, text)
+        """Writes and shows several events, each a name and a text."""
+        for name, text in events:
+            self.event(name, step, text)
 
     def saving(self, step: int, directory: Path, problem: str | None) -> None:
         """Records that a save has begun, or why a save failed."""
@@ -188,9 +188,9 @@ class Record:
             self._progress.close()
             self._trackers.close()
 
-    def _append_event(self, kind: str, step: int, text: str) -> None:
+    def _append_event(self, event: str, step: int, text: str) -> None:
         now = datetime.now().astimezone().isoformat(timespec="seconds")
-        self._append(self.run_dir / "events.jsonl", {"time": now, "step": step, "kind": kind, "text": text})
+        self._append(self.run_dir / "events.jsonl", {"time": now, "step": step, "kind": event, "text": text})
 
     def _tell_of_lost_output(self, step: int) -> None:
         """Records once that the output of the run can no longer be shown."""

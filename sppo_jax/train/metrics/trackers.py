@@ -83,19 +83,19 @@ def open_trackers(config: Config, run_dir: Path, *, step: int) -> Trackers:
     Raises:
         ValueError: a tracker's package is not installed, or wandb has no login.
     """
-    kinds: list[Callable[[Config, Path, int], Tracker]] = []
-    kinds += [TensorBoard] if config.metrics.tensorboard else []
-    kinds += [Wandb] if config.metrics.wandb else []
+    makers: list[Callable[[Config, Path, int], Tracker]] = []
+    makers += [TensorBoard] if config.metrics.tensorboard else []
+    makers += [Wandb] if config.metrics.wandb else []
     opened: list[Tracker] = []
-    for kind in kinds:
+    for make in makers:
         try:
-            opened.append(kind(config, run_dir, step))
+            opened.append(make(config, run_dir, step))
         except ValueError:
             Trackers(opened).close()
             raise
         except Exception as error:  # a server that is down must not stop a run from being resumed
             _warn(
-                f"{getattr(kind, '__name__', 'a tracker')} could not be opened, and the run continues without this "
+                f"{getattr(make, '__name__', 'a tracker')} could not be opened, and the run continues without this "
                 "tracker",
                 error,
             )

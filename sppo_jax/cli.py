@@ -122,10 +122,10 @@ def _run(words: list[str]) -> int:
         return WRONG_INPUT
 
 
-def _parser(kind: type[ArgumentParser]) -> ArgumentParser:
+def _parser(parser_type: type[ArgumentParser]) -> ArgumentParser:
     """Returns the parser of the first word, whose help has a line for each command."""
     width = max(map(len, COMMANDS)) + 2
-    parser = kind(
+    parser = parser_type(
         prog="sppo",
         formatter_class=RawDescriptionHelpFormatter,
         description="Train decoder LLMs on sequences that do not fit on one device.",

@@ -29,6 +29,11 @@ TWICE = {
     "Trial",
     "_Blocks",
 }
+# How often the package may say `kind`, a word for anything. The number may only fall: a new meaning has a word of its
+# own, such as op, layer type, split or content.
+MOST_KINDS = 130
+# Names of others: of jax, and of keys in plan.json.
+_OTHERS_KINDS = {"device_kind", "memory_kind", "_memory_kind", "with_memory_kind", "sequence_kind"}
 _DOTTED = re.compile(r"`((?:sppo_jax\.)?[a-z_]+(?:\.\w+)+)(?:\(.*?\))?`")
 _PATH = re.compile(r"`((?:sppo_jax/)?[a-z_]+/(?:\w+/)*\w+\.py)`")
 
@@ -48,6 +53,41 @@ def test_a_class_has_its_name_to_itself():
     assert all(len(paths) == 2 for paths in several.values()), several
     assert set(several) == TWICE, {name: several.get(name) for name in set(several) ^ TWICE}
     assert len(TWICE) <= 15
+
+
+def kinds_in(text: str) -> int:
+    """Returns how often a module says `kind` or `kinds`: as a part of a name between underscores or capitals, or as a
+    word of a comment or of any text in quotes. A text that is no more than `"kind"` is a key of JSON and not counted.
+    """
+    count = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.NAME and token.string not in _OTHERS_KINDS:
+            parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", token.string)
+            count += sum(part.lower() in ("kind", "kinds") for part in parts)
+        elif token.type in (tokenize.COMMENT, tokenize.STRING) and token.string.strip("'\"") != "kind":
+            words = re.findall(r"\w+", token.string)
+            count += sum(word.lower() in ("kind", "kinds") for word in words)
+    return count
+
+
+def test_the_package_says_kind_as_rarely_as_it_may():
+    found = {str(path.relative_to(ROOT)): kinds_in(path.read_text(encoding="utf-8")) for path in MODULES}
+    most = sorted(((count, path) for path, count in found.items() if count), reverse=True)[:9]
+    assert sum(found.values()) <= MOST_KINDS, most
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("of_kind = UnitKind(kinds)", 3),
+        ("x.device_kind, kindness", 0),
+        ("# a kind of file\n'the kinds'", 2),
+        ("event['kind']", 0),
+        ("f'{unit.kind}'", 1),
+    ],
+)
+def test_kind_is_counted_in_names_and_sentences(text, count):
+    assert kinds_in(text) == count
 
 
 def prose(path: Path) -> str:

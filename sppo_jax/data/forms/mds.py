@@ -118,8 +118,8 @@ def _decoders(
         decode = _decoder(str(encoding))
         if decode is None and columns is not None and name in columns:
             raise ValueError(
-                f"a column of an .mds file must hold text, numbers, JSON or arrays, got {name!r} encoded as {encoding} in "
-                f"{path}; name another column"
+                f"a column of an .mds file must hold text, numbers, JSON or arrays, got {name!r} encoded as {encoding} "
+                f"in {path}; name another column"
             )
         decoders.append((name, decode) if decode and (columns is None or name in columns) else None)
     return decoders

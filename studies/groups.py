@@ -152,7 +152,7 @@ def _boxes(placement: Placement, row: int) -> list[tuple[float, float, float, fl
 
 
 HEADER = (
-    "| cluster, `seq` | kind | documents | full | exchange, share of a step | gain over packed | over one degree a "
+    "| cluster, `seq` | split | documents | full | exchange, share of a step | gain over packed | over one degree a "
     "batch | bytes, of packed |\n|---|---|---|---|---|---|---|---|"
 )
 

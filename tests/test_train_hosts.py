@@ -56,9 +56,29 @@ def losses(run_dir):
     return {row["step"]: (row["loss"], row["grad_norm"]) for row in rows}
 
 
+def plan_lines(folder, *words):
+    """Returns what `sppo plan` prints."""
+    command = [str(folder / "sppo"), "plan", "tiny.yaml", *words]
+    planned = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=400)
+    assert planned.returncode == 0, planned.stderr
+    return planned.stdout.splitlines()
+
+
+def check_begins(out, lines):
+    """Checks that process 0 alone prints these lines, first of all."""
+    printed = out.splitlines()[: len(lines)]
+    assert printed == [f"[0] {line}" for line in lines] and len(lines) > 10
+
+
 def test_two_processes_train_like_one_and_one_speaks(folder):
     done(train(folder, 1, "one"))
-    out = done(train(folder, 2, "two"))
+    out = done(train(folder, 2, "two", "checkpoint.final=true"))
+    lines = plan_lines(folder)
+    check_begins(out, lines)
+    # The run goes on with its plan, and has no step left.
+    again = done(train(folder, 2, "two", "checkpoint.final=true"))
+    assert "all 4 steps were done" in again
+    check_begins(again, lines)
     want, got = losses(folder / "one"), losses(folder / "two")
     assert list(got) == [1, 2, 3, 4] == list(want)
     np.testing.assert_allclose(list(got.values()), list(want.values()), rtol=1e-6)

@@ -22,6 +22,8 @@ def test_the_table_has_the_stored_row():
     assert 2.5 * row["forward_flops_s"] / device.attention_backward == pytest.approx(row["backward_flops_s"])
     assert (device.attention_fixed, device.backward_queries) == (row["attention_fixed"], row["backward_queries"])
     assert (device.matmul_efficiency, device.elementwise_efficiency) == (0.73, 0.57) and not device.assumed
+    assert row["fitted"]["case"] == "overlap/1B at 128K, all on the host"
+    assert row["fitted"]["seconds"] == {"products": [1.56, 1.73], "rest": [0.85, 1.02]}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.device_row import traced
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.plan.plan import Plan
@@ -95,13 +96,7 @@ def test_blocks_of_queries_are_charged_where_they_were_measured():
 
 def test_the_parts_of_a_step_are_those_of_its_trace():
     """Of kernels that took little time each the trace has the sum alone: 0.17 s, of products or of the rest."""
-    (trace,) = (row for case in RESULTS["cases"] if case["key"].startswith("overlap/") for row in case["rows"])
-    seconds = {"products": 0.0, "attention": 0.0, "copies": 0.0, "rest": 0.0}
-    parts = {"nvjet": "products", "gemm": "products", "cudnn": "attention", "D2H": "copies", "H2D": "copies"}
-    for kernel in trace["longest"]:
-        part = next((part for word, part in parts.items() if word in kernel["name"]), "rest")
-        seconds[part] += kernel["seconds"]
-    unlisted = trace["kernels_s"] - sum(seconds.values()) + seconds["copies"]
+    _, seconds, unlisted = traced(RESULTS)
     row = STEPS["step/1B at 128K, all on the host"]
     whole, without = predicted(row, H100), predicted(row, replace(H100, matmul_efficiency=1e9))
     moved = whole - predicted(row, replace(H100, hbm_bytes_s=math.inf))

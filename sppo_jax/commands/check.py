@@ -25,7 +25,7 @@ from sppo_jax.hardware import Cluster, local_cluster, visible_gpus
 from sppo_jax.plan.plan import Plan
 from sppo_jax.processes import distributed
 from sppo_jax.processes.environment import (
-    add_xla_flag,
+    compile_soon,
     gpus_may_start,
     set_limits,
     set_waiting_limits,
@@ -66,7 +66,7 @@ def _parser() -> Parser:
 def _given(args: Namespace, num_simulated: int) -> Config | None:
     """Returns the config that is named, and simulates devices; None where none is named."""
     if num_simulated:
-        add_xla_flag("--xla_backend_optimization_level", 0)  # what compiles sooner may run slower
+        compile_soon()  # rates of CPUs are not judged
     if args.config is None:
         if num_simulated:
             simulate_devices(distributed.local_devices(num_simulated))

@@ -74,6 +74,20 @@ def simulate_devices(num_devices: int) -> None:
     add_xla_flag("--xla_cpu_collective_call_terminate_timeout_seconds", 600)
 
 
+def quick_flags() -> dict[str, str]:
+    """Returns flags of XLA, without dashes, with which small programs for CPUs compile soon and run slowly."""
+    # By default a program's code is split into 32 parts, for as many cores.
+    flags = {"xla_backend_optimization_level": "0", "xla_cpu_parallel_codegen_split_count": "1"}
+    # Small programs take three times as long to compile with these emitters. Later versions do not know the name.
+    return flags | ({"xla_cpu_use_fusion_emitters": "false"} if jaxlib_version() < (0, 11) else {})
+
+
+def compile_soon() -> None:
+    """Has XLA spend little time on programs for CPUs; call it before jax looks for devices."""
+    for name, value in quick_flags().items():
+        add_xla_flag(f"--{name}", value)
+
+
 def use_cpu() -> None:
     """Has jax take the CPU alone; call it before jax looks for devices."""
     os.environ["JAX_PLATFORMS"] = "cpu"

@@ -49,6 +49,22 @@ batch = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "positions": positi
 loss, grads = sppo_jax.value_and_grad(plan, model)(params, batch)
 assert grads.keys() == params.keys()
 
+# == sppo_jax.evaluate
+scores = sppo_jax.evaluate(plan, model)(params, batch)
+assert scores.losses_BS.shape == scores.hits_BS.shape == (1, 64)
+
+
+# == sppo_jax.token_loss
+def kto(logp_BS, batch):
+    """KTO: what is desired (sign 1) should become likelier than for the reference, what is not (sign -1) less."""
+    gain_B = (logp_BS - batch["reference"]).sum(-1)  # 0 where there is no target, on both sides
+    return (1 - jax.nn.sigmoid(0.1 * batch["sign"] * (gain_B - batch["kl"]))).mean()
+
+
+rated = batch | {"reference": -scores.losses_BS, "sign": np.float32([-1]), "kl": np.float32(0)}
+value, grads = sppo_jax.token_loss(plan, model, kto)(params, rated)
+assert abs(value - 0.5) < 1e-5  # the model is its own reference
+
 # == sppo_jax.prepare_process
 sppo_jax.prepare_process(plan)  # on GPUs: before jax's first computation, so before all of the above
 assert sppo_jax.prepare_process(plan) == {}

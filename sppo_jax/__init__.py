@@ -25,6 +25,8 @@ _HOMES = {
     "Plan": "sppo_jax.plan.plan",
     "build_model": "sppo_jax.models.build",
     "value_and_grad": "sppo_jax.pipeline.api",
+    "evaluate": "sppo_jax.pipeline.api",
+    "token_loss": "sppo_jax.pipeline.token_loss",
     "prepare_process": "sppo_jax.processes.prepare",
     "make_mesh": "sppo_jax.pipeline.params.layout",
     "stored_shapes": "sppo_jax.pipeline.params.storage",
@@ -38,6 +40,7 @@ __all__ = [
     "Operands",
     "Plan",
     "build_model",
+    "evaluate",
     "load_config",
     "make_mesh",
     "make_plan",
@@ -45,6 +48,7 @@ __all__ = [
     "param_shardings",
     "prepare_process",
     "stored_shapes",
+    "token_loss",
     "value_and_grad",
 ]
 

@@ -52,7 +52,7 @@ from sppo_jax.pipeline.layer_types import blocks_of, others_of
 from sppo_jax.pipeline.layers.stage import Layers, Stage
 from sppo_jax.pipeline.layers.token_sums import SharesLayout, Totals, sharing
 from sppo_jax.pipeline.loss_and_grads import LossAndGrads
-from sppo_jax.pipeline.measures import Measures
+from sppo_jax.pipeline.measures import Measures, TokenScores
 from sppo_jax.pipeline.params import layout, storage
 from sppo_jax.pipeline.params.group_rows import rows_of_stacks
 from sppo_jax.pipeline.params.host_layers import HostLayers
@@ -67,6 +67,8 @@ from sppo_jax.pipeline.stash.buffers import StashLayout
 from sppo_jax.pipeline.stash.host_arguments import Stash
 from sppo_jax.pipeline.state import TrainingState, evaluation_state, training_state
 from sppo_jax.pipeline.traced import loss_scale, unmapped, without_wrong
+from sppo_jax.pipeline.weighted import KEYS as OF_WEIGHTS
+from sppo_jax.pipeline.weighted import SPECS, check_weights, weighted
 from sppo_jax.plan.parts import cache_head_dim
 from sppo_jax.plan.plan import Plan
 from sppo_jax.processes.environment import check_memory_limits
@@ -75,19 +77,6 @@ from sppo_jax.program.program import lower
 from sppo_jax.program.ring import AttentionShape, mixed_shape
 from sppo_jax.program.stash import StashClass
 from sppo_jax.rules import Facts, check, group_size, has_tails, layers_per_virtual_stage
-
-
-class TokenScores(NamedTuple):
-    """Scores of each token that has a target: its loss in nats, and whether the model predicts it.
-
-    Args:
-        losses_BS: at least float32, 0 where there is no target.
-        hits_BS: bool; the target has the highest logit of the whole vocabulary (the lowest token wins a tie, as
-            with argmax); False where there is no target.
-    """
-
-    losses_BS: jax.Array
-    hits_BS: jax.Array
 
 
 class Step:
@@ -278,11 +267,16 @@ class Step:
         has = any(self.layers.windows.values()), bool(self.layers.states)
         over = self.shares.over if self.train and self.shares else None
         check_batch(batch, self.plan, self.model.config.vocab_size, *has, of_sequences=over == "sequence")
+        if self.train:
+            check_weights(batch, self.plan)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The arrays of a batch that the step takes."""
+        """The arrays of integers that the step takes of a batch."""
         return (*KEYS, PACKED_ROWS) if self.train and self.shares and self.shares.is_moved else KEYS
+
+    def taken(self, batch: Mapping) -> dict:
+        return taken(batch, self.keys) | {key: batch[key] for key in OF_WEIGHTS if self.train and key in batch}
 
     def __call__(self, params: nnx.State, batch: Mapping, stash: Stash | None = None):
         """Runs the step on parameters in their own shapes or stored; pure and traceable.
@@ -302,7 +296,7 @@ class Step:
                 "a jit must take arrays whose types leave their shardings open, got a mesh of AxisType.Explicit; use a "
                 "mesh of AxisType.Auto, as make_mesh(plan) makes, or call the function outside of jit"
             )
-        batch, _ = unmapped((taken(batch, self.keys), params["final_norm"]))
+        batch, _ = unmapped((self.taken(batch), params["final_norm"]))
         with outside_meshes():
             return self._run(params, batch, stash)
 
@@ -361,8 +355,9 @@ class Step:
         if self._by_groups:
             physical, specs = self._of_shares(shares, physical, specs)
         else:
-            physical = _cast(physical, dtype)
+            physical = layout.cast(physical, dtype)
         striped = [layout.stripe(jnp.asarray(batch[key], jnp.int32), plan) for key in self.keys]
+        weights = weighted(batch, plan)
         out_specs = layout.STRIPED
         if self.train:
             out_specs = (P(), storage.gradient_specs(shares), *[P()] * (on_host + 1))
@@ -372,11 +367,11 @@ class Step:
         step = jax.shard_map(
             on_device if as_written else in_order(on_device),
             mesh=self.mesh,
-            in_specs=(specs, [layout.STRIPED] * len(striped), *of_stash),
+            in_specs=(specs, [layout.STRIPED] * len(striped), SPECS[: len(weights)], *of_stash),
             out_specs=(*out_specs, *of_stash) if of_stash else out_specs,
             check_vma=False,  # every collective is written out below; autodiff never sees one
         )
-        result = step(physical, striped, *[stash] * len(of_stash))
+        result = step(physical, striped, weights, *[stash] * len(of_stash))
         if not self.train:
             return TokenScores(*(x.reshape(plan.num_sequences, plan.sequence_length) for x in result))
         loss, grads, *others = result
@@ -394,13 +389,13 @@ class Step:
 
         return jax.tree_util.tree_map_with_path(fetch, params)
 
-    def _on_device(self, shares: layout.Physical, weights: layout.Physical, striped: list[jax.Array], *stash: Stash):
+    def _on_device(self, shares: layout.Physical, weights: layout.Physical, striped: list, weighted: tuple, *stash):
         plan, program, dtype = self.plan, self.program, jnp.dtype(self.model.dtype)
         weights, tables, sharded = self._weights_of_device(shares, weights)
         chex.assert_shape(striped, (plan.sequences_per_pipeline, plan.sequence_length // plan.mesh.seq, 1))
-        sequences = self._sequences(striped)
+        sequences = self._sequences(striped, weighted)
         vocab_size, one_document = self.model.config.vocab_size, plan.has_one_document
-        scale = loss_scale(striped, vocab_size, plan.num_sequences, dtype, one_document=one_document)
+        scale = loss_scale(striped, vocab_size, plan.num_sequences, dtype, *weighted[1:], one_document=one_document)
         layers = weights.layers
         if sharded is not None:
             shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), sharded.wholes)
@@ -545,23 +540,13 @@ class Step:
     def _kv_grad_dtype(self, dtype):
         return accumulator(dtype) if self.plan.stash.kv_grad_dtype == "float32" else jnp.dtype(jnp.bfloat16)
 
-    def _sequences(self, striped: list[jax.Array]) -> Sequences:
+    def _sequences(self, striped: list[jax.Array], weights: tuple[jax.Array, ...]) -> Sequences:
         """Pads every array by one longest chunk behind the sequence."""
-        return Sequences(*(jnp.pad(x[..., 0], ((0, 0), (0, self.program.max_tokens))) for x in striped))
 
+        def padded(x):
+            return jnp.pad(x[..., 0], ((0, 0), (0, self.program.max_tokens)))
 
-def _cast(weights: layout.Physical, dtype) -> layout.Physical:
-    """Casts matrices to the compute dtype, once a step; vectors (norm scales, biases) keep theirs."""
-
-    def cast(x, num_stacked):
-        return x.astype(dtype) if is_cast(x, num_stacked) else x
-
-    return weights._replace(
-        embedding_VD=cast(weights.embedding_VD, 0),
-        head_VD=None if weights.head_VD is None else cast(weights.head_VD, 0),
-        # [groups, stages, layers, in, out]
-        layers=jax.tree.map(lambda x: cast(x, 3), weights.layers),
-    )
+        return Sequences(*map(padded, striped), weights=padded(weights[0]) if weights else None)
 
 
 def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> LossAndGrads:
@@ -581,11 +566,13 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> L
         vocabulary, a position is negative, padding has a target, or a sequence has a second document where the plan
         says one. There a target below -1 is no target, and the order of documents and positions is not checked. With
         teams and a loss over each sequence, as that of experts, `packed_rows` (int32) says from which row of the packed
-        batch each token comes; left out, tokens are in theirs. Where parameters are on the host
-        (`storage.stored_shapes`), those of layers have their gradients there, and f returns the sum of the squares of
-        these as well. `f.stash_shapes` and `f.with_stash` are for a jit that keeps the stash on the host, as the
-        trainer's does where the plan cuts it into pieces (`pipeline/stash/host_arguments.py`). f itself refuses such a
-        plan on GPUs.
+        batch each token comes; left out, tokens are in theirs. With `weights`, real [num_sequences, sequence_length],
+        the loss is the sum of weight x nats over `weights_divisor` (a real number, 1 if left out), and the gradients
+        are those of this sum; weights may be negative, and those without a target are not read. Where parameters are on
+        the host (`storage.stored_shapes`), those of layers have their gradients there, and f returns the sum of the
+        squares of these as well. `f.stash_shapes` and `f.with_stash` are for a jit that keeps the stash on the host, as
+        the trainer's does where the plan cuts it into pieces (`pipeline/stash/host_arguments.py`). f itself refuses
+        such a plan on GPUs.
 
     Raises:
         ValueError: plan, model and mesh do not fit together, a batch breaks the contract, or f is within `jax.vmap`.
@@ -597,8 +584,7 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> L
     if plan.kernel == "cudnn" and step.platform not in ("gpu", "cuda"):
         warnings.warn(
             f"the plan's kernel is cudnn, got {step.platform} devices, on which a plain kernel replaces cudnn: "
-            "correct, but "
-            "slow and with large arrays; plan with model.kernel=blockwise",
+            "correct, but slow and with large arrays; plan with model.kernel=blockwise",
             stacklevel=2,
         )
     if step.target is not None and step.target.chip.is_interpreter:
@@ -613,8 +599,16 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> L
 def evaluate(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> Callable:
     """Makes `f(params, batch) -> TokenScores`: each token's loss, and whether its target is the most likely token.
 
-    Args and errors: as for `value_and_grad`. Where a batch cannot be looked at, all losses of a sequence are NaN if one
-    of its tokens is wrong.
+    Args:
+        plan: as for `value_and_grad`.
+        model: so is the model.
+        mesh: so is the mesh.
+
+    Returns:
+        f, jittable. Where a batch cannot be looked at, all losses of a sequence are NaN if one of its tokens is wrong.
+
+    Raises:
+        ValueError: as `value_and_grad`.
     """
     return _made(plan, model, mesh, train=False)[1]
 
@@ -674,7 +668,7 @@ def _checked(step: Step, compiled: Callable) -> Callable:
     def with_measures(params: nnx.State, batch: Mapping):
         check_whole(step)
         step.check(params, batch)
-        batch = taken(batch, step.keys)
+        batch = step.taken(batch)
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((params, batch))):
             return step(params, batch)  # compiler options belong to the outermost jit
         # A mesh of the user's would be the one that the program must run on.
@@ -689,7 +683,7 @@ def _checked(step: Step, compiled: Callable) -> Callable:
     def prepare(params: nnx.State, batch: Mapping, look: Callable[[jax.stages.Lowered], None] = lambda _: None) -> None:
         """Compiles the program for arguments like these, if it is not compiled yet; `look` sees it lowered."""
         step.check(params, batch)
-        batch = taken(batch, step.keys)
+        batch = step.taken(batch)
         with nullcontext() if mesh_in_force() is None else jax.set_mesh(step.mesh):
             lowered = compiled.lower(*jax.tree.map(without_explicit_sharding, (params, batch)))
             look(lowered)

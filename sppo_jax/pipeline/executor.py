@@ -175,10 +175,13 @@ class Executor(Run):
         # The last stage's output has travelled on to stage 0, and may have waited there.
         x_TD = vocabulary.from_stage(state.waiting.input(self, tick, state.x_TD), 0, self.num_stages)
         targets_T = jnp.where(units.real(self, tick, 0), units.own(self, tick, self.sequences.targets, 0), -1)
+        weights_MS = self.sequences.weights
+        weights_T = None if weights_MS is None else units.own(self, tick, weights_MS, 0)
         rows_VD = self.vocabulary_tables.whole(self.vocabulary_tables.head_name, state.x_TD)
         given = vocabulary.Head(self.norm, self.final_norm, rows_VD, self.vocab_size, self.num_stages, self.logit_cap)
         held = coming if _is_under_way(coming) else None
-        result = vocabulary.head(given, x_TD, targets_T, self.scale, dhead_VD, gradients=self.train, held=held)
+        of_tokens = targets_T, self.scale, dhead_VD, weights_T
+        result = vocabulary.head(given, x_TD, *of_tokens, gradients=self.train, held=held)
         if not self.train:
             return self._scored(tick, state, result)
         state = self._arrive(tick, state, result.held or coming)

@@ -25,7 +25,8 @@ from sppo_jax.program.stash import StashClass
 class Sequences(NamedTuple):
     """A pipeline's sequences on one device: its own tokens, [M, S / R + spare] each.
 
-    `packed_rows` is there where a loss is of packed rows whose documents may have moved.
+    `packed_rows` is there where a loss is of packed rows whose documents may have moved, `weights` where each token's
+    loss has a weight.
     """
 
     tokens: jax.Array
@@ -33,6 +34,7 @@ class Sequences(NamedTuple):
     positions: jax.Array
     documents: jax.Array
     packed_rows: jax.Array | None = None
+    weights: jax.Array | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ class Run:
         embedding_scale: number by which embeddings are multiplied.
         logit_cap: number beyond which logits do not go; 0: none.
         sequences: this device's data.
-        scale: 1 / number of targets in the global batch.
+        scale: 1 / number of targets in the global batch, or 1 / the divisor of the weights.
         penalty_weights: see `SharesLayout.weights`; None where layers return no shares.
         train: whether the state is a `TrainingState`; else an `EvaluationState`.
         modes: how each chunk of each sequence attends; None for a plan without teams.

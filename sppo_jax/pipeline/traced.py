@@ -41,7 +41,13 @@ def second_documents(documents_MS: jax.Array) -> jax.Array:
 
 
 def loss_scale(
-    batch: Sequence[jax.Array], vocab_size: int, num_sequences: int, dtype: jnp.dtype, *, one_document: bool = False
+    batch: Sequence[jax.Array],
+    vocab_size: int,
+    num_sequences: int,
+    dtype: jnp.dtype,
+    divisor: jax.Array | None = None,
+    *,
+    one_document: bool = False,
 ) -> jax.Array:
     """Returns 1 / number of targets in the global batch; NaN where a token is wrong. For use inside `shard_map`.
 
@@ -52,6 +58,7 @@ def loss_scale(
         vocab_size: of the model.
         num_sequences: of the global batch.
         dtype: compute dtype.
+        divisor: taken in place of the number of targets, where tokens have weights.
         one_document: whether a second document in a sequence is wrong.
     """
     wrong = wrong_tokens(batch, vocab_size, num_sequences)
@@ -59,7 +66,8 @@ def loss_scale(
         wrong |= second_documents(batch[3])
     of_device = [jnp.sum(x, dtype=jnp.int32) for x in (batch[1] >= 0, wrong)]
     count, num_wrong = lax.psum(jnp.stack(of_device), ("data", *SEQ))
-    return jnp.where(num_wrong > 0, jnp.nan, 1 / jnp.maximum(count, 1).astype(accumulator(dtype)))
+    divisor = jnp.maximum(count, 1) if divisor is None else divisor
+    return jnp.where(num_wrong > 0, jnp.nan, 1 / divisor.astype(accumulator(dtype)))
 
 
 def without_wrong(

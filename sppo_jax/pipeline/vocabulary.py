@@ -6,6 +6,7 @@ Letters: T tokens of a tick on one device, D hidden size, V vocabulary entries o
 P stages.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -62,7 +63,7 @@ class HeadResult(NamedTuple):
     """What the head finds of each token of one chunk, and fields that only training has.
 
     Args:
-        loss_T: in nats, 0 without a target.
+        loss_T: in nats, times the weight, 0 without a target.
         hit_T: whether the target is the most likely token of the whole vocabulary.
         over_entropy_T: this stage's part of the loss minus the entropy of the predicted distribution, times the scale.
         dx_share: dX of this stage's share of tokens.
@@ -132,6 +133,7 @@ def head(
     targets_T: jax.Array,
     scale: jax.Array,
     dhead_VD: jax.Array,
+    weights_T: jax.Array | None = None,
     *,
     gradients: bool = True,
     held=None,
@@ -144,6 +146,7 @@ def head(
         targets_T: next tokens, -1 for no loss.
         scale: what each token's loss is multiplied by in the gradients (1 / number of targets).
         dhead_VD: accumulator of the head's gradient, at least float32.
+        weights_T: what each token's loss is multiplied by, here and in the gradients; None: 1.
         gradients: whether to compute gradients.
         held: arrays prefetched from the host, held back until the logits are through; see `buffers.hold`.
 
@@ -159,19 +162,21 @@ def head(
     padding_V = first + jnp.arange(num_entries, dtype=jnp.int32) >= vocab_size
 
     def one_tile(dhead_VD, xs):
-        z_CD, targets_C = xs
+        z_CD, targets_C, *weights_C = xs
         logits_CV = jnp.einsum("cd,vd->cv", z_CD, head_VD, preferred_element_type=acc)
         logits_CV = capped(logits_CV, cap)
         slope_CV = 1 - jnp.square(logits_CV / cap) if cap else None
         logits_CV = jnp.where(padding_V, -jnp.inf, logits_CV)
         lse_C, wanted_C, is_hit_C = _softmax_stats(logits_CV, targets_C, num_entries, num_stages)
         has_target = targets_C >= 0
-        loss_C = jnp.where(has_target, lse_C - wanted_C, 0)
+        # Numbers without a target are not read: padding may hold any.
+        weights_C = [jnp.where(has_target, x.astype(acc), 0) for x in weights_C]
+        loss_C = math.prod(weights_C, start=jnp.where(has_target, lse_C - wanted_C, 0))
         if not gradients:
             return dhead_VD, (loss_C, is_hit_C)
         hit_CV = jnp.arange(num_entries, dtype=jnp.int32) + first == targets_C[:, None]
         dlogits_CV = jnp.exp(logits_CV - lse_C[:, None]) - hit_CV.astype(acc)
-        scale_C1 = jnp.where(has_target, scale, 0)[:, None]
+        scale_C1 = math.prod(weights_C, start=jnp.where(has_target, scale, 0))[:, None]
         # The loss minus the entropy is the sum of logits times gradients, and so, logits being linear in z, z times dz.
         over_C = (dlogits_CV * scale_C1 * jnp.where(padding_V, 0, logits_CV)).sum(-1) if cap else None
         dlogits_CV = dlogits_CV if slope_CV is None else dlogits_CV * slope_CV
@@ -181,7 +186,9 @@ def head(
         over_C = (z_CD.astype(acc) * dz_CD).sum(-1) if over_C is None else over_C
         return dhead_VD, (loss_C, is_hit_C, over_C, dz_CD)
 
-    dhead_VD, found = lax.scan(one_tile, dhead_VD, (_tiles(z_TD, tile, 0), _tiles(targets_T, tile, -1)))
+    of_tokens = [] if weights_T is None else [_tiles(weights_T, tile, 0)]
+    tiles = _tiles(z_TD, tile, 0), _tiles(targets_T, tile, -1), *of_tokens
+    dhead_VD, found = lax.scan(one_tile, dhead_VD, tiles)
     *of_tokens, last = found
     if held is not None:
         last, _, held = buffers.hold(last, jnp.int32(0), held)

@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sppo_jax.models.leaves import part_of
+from sppo_jax.models.leaves import is_cast, part_of
 from sppo_jax.pipeline.block import Weights
 from sppo_jax.plan.plan import Plan
 
@@ -145,6 +145,20 @@ def fit(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     x = x[tuple(slice(0, size) for size in shape)]
     behind = [(0, size - have) for size, have in zip(shape, x.shape, strict=True)]
     return jnp.pad(x, behind) if any(more for _, more in behind) else x
+
+
+def cast(weights: Physical, dtype) -> Physical:
+    """Casts matrices to the compute dtype, once a step; vectors (norm scales, biases) keep theirs."""
+
+    def one(x, num_stacked):
+        return x.astype(dtype) if is_cast(x, num_stacked) else x
+
+    return weights._replace(
+        embedding_VD=one(weights.embedding_VD, 0),
+        head_VD=None if weights.head_VD is None else one(weights.head_VD, 0),
+        # [groups, stages, layers, in, out]
+        layers=jax.tree.map(lambda x: one(x, 3), weights.layers),
+    )
 
 
 def stripe(x_BS, plan: Plan):

@@ -34,7 +34,7 @@ CASES = {
     ),
     "one chunk": (dict(chunks=(32,), mesh=(1, 1, 1), sequences=2), dict(num_layers=1)),
 }
-IN_CI = ("capped, tied, ulysses", "breadth-first, gathered weights, experts")
+IN_CI = ("capped, tied, ulysses",)
 SHORT = [name for name in CASES if name != "one chunk"]
 DRAWN = [pytest.param(name, marks=[pytest.mark.slow] * (name not in IN_CI)) for name in CASES]
 

@@ -66,8 +66,8 @@ def loss_scale(
         wrong |= second_documents(batch[3])
     of_device = [jnp.sum(x, dtype=jnp.int32) for x in (batch[1] >= 0, wrong)]
     count, num_wrong = lax.psum(jnp.stack(of_device), ("data", *SEQ))
-    divisor = jnp.maximum(count, 1) if divisor is None else divisor
-    return jnp.where(num_wrong > 0, jnp.nan, 1 / divisor.astype(accumulator(dtype)))
+    is_wrong, divisor = num_wrong > 0, jnp.maximum(count, 1) if divisor is None else divisor
+    return jnp.where(is_wrong, jnp.nan, 1 / divisor.astype(accumulator(dtype)))
 
 
 def without_wrong(

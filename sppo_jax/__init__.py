@@ -26,7 +26,7 @@ _HOMES = {
     "build_model": "sppo_jax.models.build",
     "value_and_grad": "sppo_jax.pipeline.api",
     "evaluate": "sppo_jax.pipeline.api",
-    "token_loss": "sppo_jax.pipeline.token_loss",
+    "token_loss": "sppo_jax.train.token_loss",
     "prepare_process": "sppo_jax.processes.prepare",
     "make_mesh": "sppo_jax.pipeline.params.layout",
     "stored_shapes": "sppo_jax.pipeline.params.storage",

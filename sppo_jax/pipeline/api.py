@@ -45,7 +45,7 @@ from sppo_jax.models.layer_classes import layer_of
 from sppo_jax.models.leaves import TABLES, is_cast, part_of
 from sppo_jax.models.stacks import of_stack, stack_names, stacks_of
 from sppo_jax.pipeline import executor as run
-from sppo_jax.pipeline.batch import check_batch, check_sums, taken
+from sppo_jax.pipeline.batch import OF_WEIGHTS, WEIGHT_SPECS, check_batch, check_sums, check_weights, taken, weighted
 from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.cpu_order import in_order
 from sppo_jax.pipeline.layer_types import blocks_of, others_of
@@ -67,8 +67,6 @@ from sppo_jax.pipeline.stash.buffers import StashLayout
 from sppo_jax.pipeline.stash.host_arguments import Stash
 from sppo_jax.pipeline.state import TrainingState, evaluation_state, training_state
 from sppo_jax.pipeline.traced import loss_scale, unmapped, without_wrong
-from sppo_jax.pipeline.weighted import KEYS as OF_WEIGHTS
-from sppo_jax.pipeline.weighted import SPECS, check_weights, weighted
 from sppo_jax.plan.parts import cache_head_dim
 from sppo_jax.plan.plan import Plan
 from sppo_jax.processes.environment import check_memory_limits
@@ -367,7 +365,7 @@ class Step:
         step = jax.shard_map(
             on_device if as_written else in_order(on_device),
             mesh=self.mesh,
-            in_specs=(specs, [layout.STRIPED] * len(striped), SPECS[: len(weights)], *of_stash),
+            in_specs=(specs, [layout.STRIPED] * len(striped), WEIGHT_SPECS[: len(weights)], *of_stash),
             out_specs=(*out_specs, *of_stash) if of_stash else out_specs,
             check_vma=False,  # every collective is written out below; autodiff never sees one
         )

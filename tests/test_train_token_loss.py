@@ -9,7 +9,7 @@ from flax import nnx
 
 from sppo_jax.models.dense import _penalty
 from sppo_jax.pipeline.api import evaluate, value_and_grad
-from sppo_jax.pipeline.token_loss import token_loss
+from sppo_jax.train.token_loss import token_loss
 
 VOCAB = 51
 EXPERTS = dict(count=4, chosen=2, size=7, balance=0.3, z=0.02)

@@ -11,8 +11,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from sppo_jax.pipeline.api import evaluate, value_and_grad
+from sppo_jax.pipeline.batch import OF_WEIGHTS, WEIGHTS
 from sppo_jax.pipeline.loss_and_grads import TokenLossAndGrads
-from sppo_jax.pipeline.weighted import KEYS, WEIGHTS
 from sppo_jax.plan.plan import Plan
 
 
@@ -47,7 +47,7 @@ def token_loss(
     by_log_probabilities = jax.jit(jax.value_and_grad(_single(loss)))
 
     def f(params: nnx.State, batch: Mapping):
-        given = [key for key in KEYS if key in batch]
+        given = [key for key in OF_WEIGHTS if key in batch]
         if given:
             raise ValueError(f"batch: the loss must decide the weights, got '{given[0]}'; multiply by it in the loss")
         value, dlogp_BS = by_log_probabilities(-score(params, batch).losses_BS, dict(batch))

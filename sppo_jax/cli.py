@@ -26,7 +26,7 @@ COMMANDS = {
     "data": "tokenize and describe the data of a config",
     "check": "check that this machine computes, copies and sends right, and how fast",
     "train": "train as a config says; the same run directory continues a run",
-    "eval": "validate a checkpoint: loss by position, recall by distance",
+    "eval": "validate a checkpoint: loss by position, recall by distance; or score a model on tasks at lengths",
     "report": "draw a run as one page",
     "convert": "convert models from and to Hugging Face folders",
     "fit": "compile a training step for devices that are not here, and compare its memory",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sppo_jax.commands.command import DONE, FAILED, Parser, some_path
+from sppo_jax.commands.eval_tasks import add_options, check_without_tasks, run_tasks
 from sppo_jax.files.format_bytes import NOT_FINITE, format_figure
 from sppo_jax.files.whole import finite, json_text, parse_json, write_whole
 from sppo_jax.plan.plan import Plan
@@ -28,10 +29,13 @@ def run(words: Sequence[str]) -> int:
     A loss that is not finite is written too, and makes the command fail.
     """
     args = _parser().parse_intermixed_args(words)
+    if args.tasks:
+        return run_tasks(args)
+    check_without_tasks(args)
 
     from sppo_jax.train.checkpoints.read import find_checkpoint, read_run
 
-    checkpoint = find_checkpoint(args.checkpoint)
+    checkpoint = find_checkpoint(some_path(args.checkpoint))
     saved = read_run(checkpoint)
     _simulate(saved, args.overrides)
     set_memory_fraction()
@@ -60,15 +64,18 @@ def run(words: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="sppo eval", description="Validate a checkpoint: loss by position, recall by distance.")
+    parser = Parser(
+        prog="sppo eval",
+        description="Validate a checkpoint: loss by position, recall by distance; or score a model on tasks.",
+    )
     parser.add_argument(
         "checkpoint",
         metavar="RUN_OR_CHECKPOINT",
-        type=some_path,
-        help="a run (its newest checkpoint is used), or a checkpoint",
+        help="a run (its newest checkpoint is used), or a checkpoint; with --tasks also hf:FOLDER or hf:OWNER/NAME",
     )
     parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="settings that replace the run's")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_options(parser)
     return parser
 
 

@@ -186,7 +186,7 @@ def evaluate(
     for number, batch in enumerate(batches):
         beat()
         placed = place({key: batch[key] for key in KEYS if key in batch})
-        compile_s += 0.0 if number else _prepare(token_scores, params, placed)
+        compile_s += 0.0 if number else prepare_scores(token_scores, params, placed)
         num_sequences += len(batch["targets"])
         scores = token_scores(params, placed)
         losses = gather(scores.losses_BS).astype(np.float64)
@@ -229,7 +229,7 @@ def _until_told(batches: Iterable[Batch], told: Callable[[], bool], chosen: OneP
         num_done += len(batch["targets"])
 
 
-def _prepare(token_scores: Scores, params: nnx.State, placed: Mapping[str, jax.Array]) -> float:
+def prepare_scores(token_scores: Scores, params: nnx.State, placed: Mapping[str, jax.Array]) -> float:
     """Compiles the scores for a batch, if they are not compiled yet; returns the seconds that this took."""
     begin_s = time.perf_counter()
     prepare = getattr(token_scores, "prepare", None)  # scores of another making compile as they are called

@@ -49,13 +49,36 @@ def saved_config(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
     """
     settings = _settings(saved)
     config = config_from_dict(_for_any_mesh(settings) if _plans_anew(overrides) else settings, overrides)
+    _check_model(settings, config)
+    return config
+
+
+def config_at(saved: Mapping[str, Any], overrides: Sequence[str], length: int | None) -> Config:
+    """Returns the config of a checkpoint for sequences of a length on any mesh, one or as few as possible in a step.
+
+    Args:
+        saved: from `read_run`.
+        overrides: `section.key=value` strings.
+        length: tokens of a sequence; None: that of the run.
+
+    Raises:
+        ValueError: as `saved_config`.
+    """
+    settings = _settings(saved)
+    others = _for_any_mesh(settings)
+    config = config_from_dict({**others, "sequence": {"length": length or others["sequence"]["length"]}}, overrides)
+    _check_model(settings, config)
+    return config
+
+
+def _check_model(settings: Mapping[str, Any], config: Config) -> None:
+    """Checks that a config has the model of a checkpoint's settings."""
     before, now = model_shape(config_from_dict(settings).model), model_shape(config.model)
     for name, size in before.items():
         if now.get(name, 0) != size:
             raise ConfigError(
                 f"model.{name} must be that of the checkpoint, {size}, got {now.get(name, 0)}; remove model.{name}"
             )
-    return config
 
 
 def plan_for_devices(saved: Mapping[str, Any], overrides: Sequence[str]) -> tuple[Config, Plan]:

@@ -160,7 +160,7 @@ def _scored(
         if not args.json:
             distributed.say(f"{entry['task']} at {entry['length']:,}: {entry['hits']} of {entry['samples']} right")
 
-    evaluate_tasks(subject, asked, prompter, list(known), done)
+    evaluate_tasks(subject, asked, prompter, list(known), done, lambda line: print(line, file=sys.stderr))
     where = f"\nwrote {out}" if out else "\nnot stored; --out FILE stores the scores"
     distributed.say(json_text(found, indent=2) if args.json else f"\n{scores_text(found)}\n{where}")
     return DONE

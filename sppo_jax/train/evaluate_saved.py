@@ -16,6 +16,7 @@ from sppo_jax.config.renamed import with_new_names
 from sppo_jax.data.ends import warn_of_other_ends
 from sppo_jax.data.open import prepare_data
 from sppo_jax.evaluation.validate import Validation, validate
+from sppo_jax.hardware import Cluster
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import api
 from sppo_jax.pipeline.params import layout, storage
@@ -93,23 +94,24 @@ def plan_for_devices(saved: Mapping[str, Any], overrides: Sequence[str]) -> tupl
     """
     config = saved_config(saved, overrides)
     if _plans_anew(overrides):
-        return config, make_plan(config) if _pins_a_step(overrides) else _evaluation_plan(config)
+        return config, plan_of_rows(config, overrides, max(1, config.train.eval_sequences))
     plan = _saved_plan(saved, config)
     if plan is not None:
         return config, plan
     config = config_from_dict(_for_any_mesh(_settings(saved)), overrides)  # fewer or more devices than the run's
-    return config, _evaluation_plan(config)
+    return config, plan_of_rows(config, overrides, max(1, config.train.eval_sequences))
 
 
-def expected_text(config: Config, plan: Plan) -> str:
-    """Returns how long a validation will take, in words.
+def expected_text(config: Config, plan: Plan, num_wanted: int, cluster: Cluster | None = None) -> str:
+    """Returns how long an evaluation will take, in words.
 
     Args:
-        config: model, devices and `train.eval_sequences`.
+        config: model and devices.
         plan: for the devices at hand.
+        num_wanted: most sequences to evaluate.
+        cluster: as for `make_plan`.
     """
-    num_wanted = max(1, config.train.eval_sequences)
-    batch_s, num_batches = forward_batch_s(plan, config), -(-num_wanted // plan.num_sequences)
+    batch_s, num_batches = forward_batch_s(plan, config, cluster), -(-num_wanted // plan.num_sequences)
     return (
         f"evaluates at most {num_wanted:,} sequences of {plan.sequence_length:,} tokens: {num_batches:,} batches of "
         f"{batch_s:.3g} s (simulated), {num_batches * batch_s:.3g} s besides compiling"
@@ -153,7 +155,7 @@ def evaluate_saved(
     params = layer_order.rearrange(params, storage.stored_shapes(plan, shapes, mesh))
     num_wanted = max(1, config.train.eval_sequences)
     scores = api.evaluate(plan, model, mesh)
-    say(expected_text(config, plan))
+    say(expected_text(config, plan, num_wanted))
     found = validate(scores, params, held_out, plan, mesh, num_wanted=num_wanted)
     if found is None:
         raise ValueError(
@@ -188,9 +190,21 @@ def _pins_a_step(overrides: Sequence[str]) -> bool:
     )
 
 
-def _evaluation_plan(config: Config) -> Plan:
-    """Returns a plan of forwards alone for the devices at hand; warns if it does not fit."""
-    found = plan_evaluation(for_evaluation(config, config.mesh), num_wanted=max(1, config.train.eval_sequences))
+def plan_of_rows(config: Config, overrides: Sequence[str], num_wanted: int, cluster: Cluster | None = None) -> Plan:
+    """Returns a plan of forwards alone for the devices at hand; warns if it does not fit.
+
+    Args:
+        config: of sequences of the wanted length.
+        overrides: where they say how a training step runs, the plan is one of such a step.
+        num_wanted: sequences to evaluate.
+        cluster: as for `make_plan`.
+
+    Raises:
+        ValueError: the devices do not suit the model and the length.
+    """
+    if _pins_a_step(overrides):
+        return make_plan(config, cluster)
+    found = plan_evaluation(for_evaluation(config, config.mesh), cluster, num_wanted)
     if found.problem:
         warnings.warn(found.problem, stacklevel=2)
     return found.plan

@@ -16,9 +16,9 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from sppo_jax.config import Config, config_from_dict, to_dict
-from sppo_jax.data.content.content import kind_of
+from sppo_jax.data.ends import has_content
 from sppo_jax.data.open import with_tokenizer
-from sppo_jax.data.sources.open_source import find_files
+from sppo_jax.data.rows.recall import RECALL
 from sppo_jax.data.tasks.prompts import Prompter, chat_template
 from sppo_jax.data.tokens.encoding import open_encoder
 from sppo_jax.data.vocabulary import knows_the_model
@@ -33,11 +33,10 @@ from sppo_jax.pipeline.params import layout, storage
 from sppo_jax.plan.plan import Plan
 from sppo_jax.processes import distributed
 from sppo_jax.processes.prepare import prepare_process
-from sppo_jax.search.make import make_plan
 from sppo_jax.train.checkpoints import layer_order
 from sppo_jax.train.checkpoints.fingerprint import fingerprints
 from sppo_jax.train.checkpoints.read import load_params, read_run
-from sppo_jax.train.evaluate_saved import config_at
+from sppo_jax.train.evaluate_saved import config_at, expected_text, plan_of_rows
 from sppo_jax.train.kernel_check import check_kernels_once
 
 Entry = dict[str, Any]
@@ -88,7 +87,8 @@ def open_prompter(config: Config, *, raw: bool) -> Prompter:
         ValueError: there is no tokenizer for text, or a template cannot be read.
     """
     data = with_tokenizer(config)
-    if data.tokenizer is None and (data.is_drawn and data.source != "needles" or _has_tokens(config)):
+    is_recall = data.source == RECALL
+    if data.tokenizer is None and (is_recall or has_content(data, ["tokens"], data.source, data.sources)):
         raise ValueError(
             f"a task of text must have a tokenizer, got a model of tokens of data.source={config.data.source} without "
             "one; set data.tokenizer to its path, or to bytes"
@@ -97,31 +97,13 @@ def open_prompter(config: Config, *, raw: bool) -> Prompter:
     return Prompter(encoder=encoder, template=None if raw else chat_template(data))
 
 
-def _has_tokens(config: Config) -> bool:
-    """Returns whether a source of a config holds tokens and no text; where files are gone, whether names say so."""
-    data = config.data
-    for name in data.sources:
-        own = data.with_settings(data.settings_of(name, data.source))
-        if own.format == "tokens" or name.endswith((".npy", ".bin")):
-            return True
-        try:
-            if (
-                name != "stdlib"
-                and not data.is_drawn
-                and any(kind_of(own, one) == "tokens" for one in find_files(name)[0])
-            ):
-                return True
-        except ValueError:
-            continue
-    return False
-
-
 def evaluate_tasks(
     subject: Subject,
     asked: Sequence[tuple[int, Task]],
     prompter: Prompter,
     known: Sequence[Entry],
     done: Callable[[Entry], None],
+    say: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Scores tasks at lengths; all processes must call it with the same arguments.
 
@@ -131,13 +113,15 @@ def evaluate_tasks(
         prompter: of the model.
         known: entries that are there already; what has the key of one is not computed again.
         done: called with each entry, in the order of `asked`.
+        say: gets lines on how long it will take, before it starts, in process 0 alone.
 
     Raises:
         ValueError: settings, devices, weights or samples do not fit together.
     """
     lengths = list(dict.fromkeys(length for length, _ in asked))
     configs = {length: subject.config(length) for length in lengths}
-    plans = {length: _shared_plan(config) for length, config in configs.items()}
+    rows = {length: sum(task.num_samples for at, task in asked if at == length) for length in lengths}
+    plans = {length: _shared_plan(subject, configs[length], rows[length], say) for length in lengths}
     prepare_process(plans[max(lengths)], trains=False)
     holder, by_key = _Holder(subject), {entry["key"]: entry for entry in known}
     for length, task in asked:
@@ -155,12 +139,16 @@ def evaluate_tasks(
         done(about | entry_of(key, task, length, result) | {"tokenizer": prompter.encoder.name})
 
 
-def _shared_plan(config: Config) -> Plan:
-    """Returns the plan that process 0 makes."""
+def _shared_plan(subject: Subject, config: Config, num_wanted: int, say: Callable[[str], None]) -> Plan:
+    """Returns the plan that process 0 makes; says how long its rows will take."""
     cluster = distributed.cluster(config)
 
     def planned() -> str:
-        return make_plan(config, cluster).to_json() if distributed.is_main() else ""
+        if not distributed.is_main():
+            return ""
+        plan = plan_of_rows(config, subject.overrides, num_wanted, cluster)
+        say(expected_text(config, plan, num_wanted, cluster))
+        return plan.to_json()
 
     return Plan.from_json(distributed.share_text(distributed.together(planned, is_long=True)))
 

@@ -10,7 +10,7 @@ import pytest
 from sppo_jax.data.tasks.prompts import Prompter
 from sppo_jax.data.tokens.encoding import BytesEncoder
 from sppo_jax.evaluation.entries import entry_of, key_of, read_entries, share_of, write_entries
-from sppo_jax.evaluation.score import Answered, Result
+from sppo_jax.evaluation.score import Answered, TaskResult
 from sppo_jax.evaluation.tables import scores_text
 from sppo_jax.evaluation.tasks import NeedleTask
 
@@ -21,7 +21,7 @@ TASK = NeedleTask(name="needle", num_samples=4)
 def result(**changes):
     best = tuple(Answered(nats=nats, count=2, is_hit=nats < 3, joins=nats > 1) for nats in (1.0, 2.0, 4.0, 5.0))
     given = {"hits": np.array([1, 1, 0, 0], bool), "hits_by_byte": None, "depths": (0.05, 0.15, 0.16, 1.0)}
-    return Result(best=best, seconds=2.0, **given | changes)
+    return TaskResult(best=best, seconds=2.0, **given | changes)
 
 
 def test_the_figures_of_an_entry():

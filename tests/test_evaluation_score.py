@@ -8,7 +8,7 @@ from flax import nnx
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.data.tasks.prompts import Continuation
-from sppo_jax.evaluation.samples import Sample, lay_out_answers
+from sppo_jax.evaluation.samples import TaskSample, lay_out_answers
 from sppo_jax.evaluation.score import score
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import api
@@ -20,7 +20,7 @@ LENGTH = 64
 
 def sample(prompt, *answers, **others):
     ways = tuple(Continuation(tokens=tuple(answer), joins=True) for answer in answers)
-    return Sample(prompt=np.array(prompt), answers=ways, **others)
+    return TaskSample(prompt=np.array(prompt), answers=ways, **others)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import numpy as np
 
 from sppo_jax.data.tasks.needles import DEPTHS
 from sppo_jax.data.tasks.prompts import Prompter
-from sppo_jax.evaluation.score import Result
+from sppo_jax.evaluation.score import TaskResult
 from sppo_jax.evaluation.tasks import Task
 from sppo_jax.files.paths import file_error
 from sppo_jax.files.whole import json_text, parse_json, write_whole
@@ -46,7 +46,7 @@ def key_of(weights: str, model: Mapping[str, Any], task: Task, length: int, prom
     return hashlib.sha256(json_text(facts).encode()).hexdigest()[:16]
 
 
-def entry_of(key: str, task: Task, length: int, result: Result) -> dict[str, Any]:
+def entry_of(key: str, task: Task, length: int, result: TaskResult) -> dict[str, Any]:
     """Returns the figures of a task at a length.
 
     `share` is that of the samples that are right, `error` its standard error, `nats` the mean over the samples of the
@@ -83,7 +83,7 @@ def share_of(hits: np.ndarray) -> tuple[float, float]:
     return share, math.sqrt(share * (1 - share) / len(hits))
 
 
-def _by_depth(result: Result) -> list[dict[str, Any]]:
+def _by_depth(result: TaskResult) -> list[dict[str, Any]]:
     """Returns samples and hits of each tenth of the text that has any."""
     assert result.depths is not None
     tenth = np.minimum((np.array(result.depths) * DEPTHS).astype(int), DEPTHS - 1)

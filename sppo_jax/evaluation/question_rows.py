@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.data.tasks.prompts import Prompter
-from sppo_jax.evaluation.samples import Sample
+from sppo_jax.evaluation.samples import TaskSample
 from sppo_jax.files.paths import file_error
 from sppo_jax.files.whole import parse_json
 
@@ -37,7 +37,7 @@ class Question:
     answers: tuple[str, ...]
     right: int | None
 
-    def sample(self, prompter: Prompter) -> Sample:
+    def sample(self, prompter: Prompter) -> TaskSample:
         """Returns the tokens.
 
         Raises:
@@ -51,7 +51,7 @@ class Question:
             answers = tuple(way[0] for way in ways)
         else:
             sizes, answers = (), tuple({one.tokens: one for way in ways for one in way}.values())
-        return Sample(prompt=prompter.tokens(text), answers=answers, right=self.right, sizes=sizes)
+        return TaskSample(prompt=prompter.tokens(text), answers=answers, right=self.right, sizes=sizes)
 
 
 def read_questions(name: str, num_wanted: int | None) -> tuple[tuple[Question, ...], str]:

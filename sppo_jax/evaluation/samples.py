@@ -13,7 +13,7 @@ from sppo_jax.data.tasks.prompts import Continuation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class TaskSample:
     """A prompt and its answers.
 
     Args:
@@ -37,7 +37,7 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AskedAnswer:
     """One answer of one sample, and where the row of it is.
 
     Args:
@@ -65,7 +65,7 @@ class AnswerRows:
         length: tokens of a row.
     """
 
-    asked: tuple[Asked, ...]
+    asked: tuple[AskedAnswer, ...]
     documents: tuple[tuple[tuple[np.ndarray, tuple[int, ...]], ...], ...]
     length: int
 
@@ -74,7 +74,7 @@ class AnswerRows:
         """Whether each row holds one document."""
         return all(len(documents) == 1 for documents in self.documents)
 
-    def batches(self, num_sequences: int) -> Iterator[tuple[Batch, list[Asked]]]:
+    def batches(self, num_sequences: int) -> Iterator[tuple[Batch, list[AskedAnswer]]]:
         """Yields batches of so many rows and the answers in them; rows without documents fill up the last one."""
         for begin in range(0, len(self.documents), num_sequences):
             rows = [row_of(documents, self.length) for documents in self.documents[begin : begin + num_sequences]]
@@ -84,7 +84,7 @@ class AnswerRows:
 
 
 def lay_out_answers(
-    samples: Sequence[Sample], wanted: Sequence[tuple[int, int]], length: int, *, shared: bool
+    samples: Sequence[TaskSample], wanted: Sequence[tuple[int, int]], length: int, *, shared: bool
 ) -> AnswerRows:
     """Lays out answers behind their prompts, in their order.
 
@@ -103,8 +103,7 @@ def lay_out_answers(
             rows.append([])
             used = 0
         rows[-1].append((prompt, tokens))
-        asked.append(
-            Asked(sample=sample, answer=answer, row=len(rows) - 1, first=used + len(prompt) - 1, count=len(tokens))
-        )
+        first = used + len(prompt) - 1
+        asked.append(AskedAnswer(sample=sample, answer=answer, row=len(rows) - 1, first=first, count=len(tokens)))
         used += size
     return AnswerRows(asked=tuple(asked), documents=tuple(map(tuple, rows)), length=length)

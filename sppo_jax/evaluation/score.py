@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sppo_jax.evaluation.placement import local_rows, place_batch
-from sppo_jax.evaluation.samples import AnswerRows, Asked, Sample, lay_out_answers
+from sppo_jax.evaluation.samples import AnswerRows, AskedAnswer, TaskSample, lay_out_answers
 from sppo_jax.evaluation.validate import Scores, prepare_scores
 from sppo_jax.pipeline.api import TokenScores
 from sppo_jax.plan.plan import Plan
@@ -44,7 +44,7 @@ class Answered:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class TaskResult:
     """What was found of all samples of a task.
 
     Args:
@@ -64,8 +64,8 @@ class Result:
 
 
 def score(
-    samples: Sequence[Sample], plan: Plan, scores_of: ScoresOf, beat: Callable[[], None] = lambda: None
-) -> Result:
+    samples: Sequence[TaskSample], plan: Plan, scores_of: ScoresOf, beat: Callable[[], None] = lambda: None
+) -> TaskResult:
     """Scores all samples; all processes must call it with the same ones.
 
     Of several ways of writing an answer, a later one is tried where all before are no hits.
@@ -86,7 +86,9 @@ def score(
     return _result(samples, found, seconds)
 
 
-def _wanted(samples: Sequence[Sample], found: dict[tuple[int, int], Answered], number: int) -> list[tuple[int, int]]:
+def _wanted(
+    samples: Sequence[TaskSample], found: dict[tuple[int, int], Answered], number: int
+) -> list[tuple[int, int]]:
     """Returns what is scored in a round: all choices at once, and of each sample without a hit another answer."""
     choices = [
         (at, answer) for at, one in enumerate(samples) if one.right is not None for answer in range(len(one.answers))
@@ -102,7 +104,7 @@ def _wanted(samples: Sequence[Sample], found: dict[tuple[int, int], Answered], n
 
 
 def _pass(
-    samples: Sequence[Sample], rows: AnswerRows, plan: Plan, scores_of: ScoresOf, beat: Callable[[], None]
+    samples: Sequence[TaskSample], rows: AnswerRows, plan: Plan, scores_of: ScoresOf, beat: Callable[[], None]
 ) -> tuple[dict[tuple[int, int], Answered], float]:
     """Scores answers that are laid out; returns what was found by the numbers of sample and answer, and the seconds."""
     token_scores, params, mesh = scores_of(plan)
@@ -129,7 +131,7 @@ def _pass(
     return found, time.perf_counter() - begin_s - compile_s
 
 
-def _places(asked: Sequence[Asked], plan: Plan, most: int) -> np.ndarray:
+def _places(asked: Sequence[AskedAnswer], plan: Plan, most: int) -> np.ndarray:
     """Returns row and place in the batch of each token of answers, int32 [2, most]; zeros behind the last one."""
     places = np.zeros((2, most), np.int32)
     begin = 0
@@ -150,7 +152,7 @@ def _picker(mesh: Mesh) -> Callable[[TokenScores, np.ndarray], tuple[jax.Array, 
     return jax.jit(pick, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
-def _result(samples: Sequence[Sample], found: dict[tuple[int, int], Answered], seconds: float) -> Result:
+def _result(samples: Sequence[TaskSample], found: dict[tuple[int, int], Answered], seconds: float) -> TaskResult:
     best, hits, by_byte = [], [], []
     for number, sample in enumerate(samples):
         answers = [found[number, at] for at in range(len(sample.answers)) if (number, at) in found]
@@ -163,7 +165,7 @@ def _result(samples: Sequence[Sample], found: dict[tuple[int, int], Answered], s
             hits.append(int(nats.argmin()) == sample.right)
             by_byte.append(int((nats / np.array(sample.sizes)).argmin()) == sample.right)
     depths = tuple(sample.depth for sample in samples if sample.depth is not None)
-    return Result(
+    return TaskResult(
         best=tuple(best),
         hits=np.array(hits, bool),
         hits_by_byte=np.array(by_byte, bool) if by_byte else None,

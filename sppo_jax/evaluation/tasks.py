@@ -14,7 +14,7 @@ from sppo_jax.data.tasks.fit import fit_needles
 from sppo_jax.data.tasks.needles import EVALUATION, draw_needles
 from sppo_jax.data.tasks.prompts import Prompter
 from sppo_jax.evaluation.question_rows import Question, read_questions
-from sppo_jax.evaluation.samples import Sample
+from sppo_jax.evaluation.samples import TaskSample
 
 # All models get the same samples, whatever the seeds of their runs.
 _SEED = 0
@@ -42,7 +42,7 @@ class Task(Protocol):
         """Samples that are scored."""
         ...
 
-    def samples(self, prompter: Prompter, length: int) -> list[Sample]:
+    def samples(self, prompter: Prompter, length: int) -> list[TaskSample]:
         """Returns all samples.
 
         Raises:
@@ -76,7 +76,7 @@ class NeedleTask:
         digest = self.haystack and hashlib.sha256(self.haystack.encode()).hexdigest()[:16]
         return {"task": self.name, "seed": _SEED, "haystack": digest}
 
-    def samples(self, prompter: Prompter, length: int) -> list[Sample]:
+    def samples(self, prompter: Prompter, length: int) -> list[TaskSample]:
         """See `Task`."""
         return [self._sample(number, prompter, length) for number in range(self.num_samples)]
 
@@ -84,13 +84,13 @@ class NeedleTask:
         """See `Task`; all samples need about as many tokens."""
         self._sample(0, prompter, length)
 
-    def _sample(self, number: int, prompter: Prompter, length: int) -> Sample:
+    def _sample(self, number: int, prompter: Prompter, length: int) -> TaskSample:
         drawn = draw_needles(self.name, seed=_SEED, stream=EVALUATION, number=number, haystack=self.haystack)
         try:
             fitted = fit_needles(drawn, prompter, length)
         except ValueError as error:
             raise ValueError(f"--tasks {self.name}: {error}") from None
-        return Sample(prompt=fitted.prompt, answers=fitted.answers, depth=fitted.depth)
+        return TaskSample(prompt=fitted.prompt, answers=fitted.answers, depth=fitted.depth)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class FileTask:
         """See `Task`."""
         return len(self.questions)
 
-    def samples(self, prompter: Prompter, length: int) -> list[Sample]:
+    def samples(self, prompter: Prompter, length: int) -> list[TaskSample]:
         """See `Task`."""
         found = [question.sample(prompter) for question in self.questions]
         for question, sample in zip(self.questions, found, strict=True):

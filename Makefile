@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 FAST := $(filter-out tests/test_plan_contract.py, $(foreach name, cli commands_plan config files hardware imports \
   models_counts output plan predict program rendezvous report rules schedule search units version, $(wildcard tests/test_$(name).py tests/test_$(name)_*.py)))
 
-.PHONY: quickstart check test-fast test clean
+.PHONY: quickstart check test-fast test docs dist clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/sppo train configs/quickstart.yaml
@@ -26,8 +26,20 @@ test-fast: $(VENV)/installed-dev
 test: check
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0 -q --durations 20 --ignore tests/test_imports.py
 
+# The site in build/site, of the pages that lie in the repository; a warning is an error.
+docs: $(VENV)/installed-docs
+	$(BIN)/python docs/make_site.py
+	$(BIN)/zensical build --strict --clean
+
+# The sdist, and the wheel that it builds; with TAG=vX.Y.Z only if X.Y.Z is the version of the package.
+dist: $(VENV)/installed-release
+	@$(BIN)/python -c 'import sys; from sppo_jax.version import __version__; \
+	  sys.exit(sys.argv[1] not in ("", f"v{__version__}") and f"TAG must be v{__version__}, got {sys.argv[1]}")' "$(TAG)"
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+
 clean:
-	rm -rf .venv .venv-* build *.egg-info
+	rm -rf .venv .venv-* build dist *.egg-info
 
 # Python compiles a module when it is first imported: of torch and transformers few are, and pip would compile all of them.
 # The default python3 if it is new enough, else the newest that runs; a shim may be on the path and yet not run.
@@ -49,4 +61,8 @@ $(VENV)/installed: pyproject.toml
 # What the tests compare with is large (transformers and torch), so the quickstart does without.
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
+	@touch $@
+
+$(VENV)/installed-docs $(VENV)/installed-release: $(VENV)/installed-%: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[$*]'
 	@touch $@

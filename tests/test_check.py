@@ -1,9 +1,11 @@
 """`sppo check` from end to end on simulated devices: faults that tests inject are named, and fail the command."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+from argparse import Namespace
 
 import pytest
 from distributed_cases import REPO, environment, finish, start_in, start_processes
@@ -156,6 +158,14 @@ def test_wrong_input_is_a_line(words, line, capsys, monkeypatch):
     assert err.startswith(line) and err.count("\n") == 1
 
 
+def test_programs_for_simulated_devices_alone_compile_soon(monkeypatch):
+    monkeypatch.setattr(check, "simulate_devices", lambda _: None)
+    for num_simulated, want in ((0, 0), (2, 1)):
+        monkeypatch.setenv("XLA_FLAGS", "")
+        assert check._given(Namespace(config=None), num_simulated) is None
+        assert os.environ["XLA_FLAGS"].count("--xla_cpu_parallel_codegen_split_count=1") == want
+
+
 @pytest.mark.parametrize(("name", "num_layers"), [("olmo-3-7b-1gpu", 8), ("gemma-3-27b-1m-8gpu", 12)])
 def test_a_config_made_small_keeps_its_mesh_kinds_kernel_and_places(name, num_layers):
     config = load_config(REPO / "configs" / f"{name}.yaml")
@@ -188,13 +198,17 @@ sys.exit(main(["check", "--devices", "cpu:2", "--quick"]))
 @pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_simulated_devices_pass(num_processes, tmp_path):
-    code = "from sppo_jax.cli import main\nsys.exit(main(['check', '--devices', 'cpu:4', '--quick']))"
-    alone = start_in([{}], code) if num_processes == 1 else start_processes(code, num_processes)
-    found = finish(alone, timeout_s=500)
-    assert [status for status, _, _ in found] == [0] * num_processes, found
-    rows = rows_of(found[0][1])
+    """Alone, and as two processes that launch/local.sh starts."""
+    command = [sys.executable, "-m", "sppo_jax.cli", "check", "--devices", "cpu:4", "--quick"]
+    if num_processes > 1:
+        command = [str(REPO / "launch" / "local.sh"), str(num_processes), "--", *command]
+    done = subprocess.run(command, cwd=REPO, env=environment(), capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done
+    lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines()]
+    rows = rows_of("\n".join(lines))
     assert {verdict for verdict, _ in rows.values()} <= {"ok", "not judged"}
     assert {"products", "attention", "host rows", "three steps", "losses"} <= set(rows)
+    assert (rows["one program"][1].endswith(f"in {num_processes} processes")) and not any("[1] " in x for x in lines)
 
 
 @pytest.mark.slow

@@ -203,7 +203,17 @@ def test_nothing_is_searched_for_the_flags_that_sppo_sets(flags, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
     simulate_devices(2)
     env.avoid_wrong_sums()
-    assert os.environ["XLA_FLAGS"].count("--") == 3 and flags(os.environ["XLA_FLAGS"]) == []
+    env.compile_soon()
+    assert os.environ["XLA_FLAGS"].count("--") == 6 and flags(os.environ["XLA_FLAGS"]) == []
+
+
+def test_programs_compile_soon_where_the_user_says_nothing_else(unset, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=3")
+    monkeypatch.setattr(
+        env, "jaxlib_version", lambda: (0, 11, 0)
+    )  # XLA ends a process with a flag that it does not know
+    env.compile_soon()
+    assert os.environ["XLA_FLAGS"] == "--xla_backend_optimization_level=3 --xla_cpu_parallel_codegen_split_count=1"
 
 
 def test_a_search_for_flags_that_finds_no_names_is_silent(flags, monkeypatch, tmp_path):

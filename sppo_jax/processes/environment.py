@@ -41,7 +41,7 @@ FRACTION, OLD_FRACTION = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACT
 # The versions of jaxlib for which wrong sums were observed. XLA ends a process with a flag that XLA does not know, so a
 # newer jaxlib is added here only after a check that it knows the flag.
 _FIRST_WRONG, _LAST_WRONG = (0, 10, 2), (0, 12, 0)
-# Flags that sppo sets itself; every version of XLA knows the first.
+# Flags that sppo sets itself, beside the quick ones; every version of XLA knows the first.
 _COUNT_FLAG = "--xla_force_host_platform_device_count"
 _OWN_FLAGS = (_COUNT_FLAG, YNN_FLAG, "--xla_cpu_collective_call_terminate_timeout_seconds")
 _DEFAULT_HOST_GB = 64
@@ -354,7 +354,8 @@ def machine_gb() -> int:
 def _unknown_flags(text: str) -> dict[str, str]:
     """Returns the user's flags that no library of XLA has, each with the nearest flag of a library, or ""."""
     given = [word.partition("=")[0] for word in shlex.split(text) if word.startswith("--")]
-    unknown = [flag for flag in given if flag not in _OWN_FLAGS]
+    own = {*_OWN_FLAGS, *(f"--{name}" for name in quick_flags())}
+    unknown = [flag for flag in given if flag not in own]
     libraries = list(_libraries()) if unknown else []
     for library in libraries:
         with _content(library) as content:

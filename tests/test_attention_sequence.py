@@ -88,13 +88,13 @@ def by_chunks(split, lengths, heads, kv_heads, dtype=jnp.float64):
 
 SPLITS = [
     (Split(4, 1, "q"), (16, 12, 8), 8, 2),
-    (Split(2, 3, "q"), (18, 12), 2, 2),
-    (Split(1, 1, "q", window=5), (10, 7, 13), 4, 2),
     (Split(2, 2, "kv", window=10), (16, 12, 8), 4, 1),
     (Split(1, 3, "kv", "cudnn"), (15, 9, 12), 2, 1),
     (Split(2, 1, "q", "cudnn", 5), (10, 8, 14), 4, 2),
 ]
 SPLITS_SLOWLY = [
+    (Split(2, 3, "q"), (18, 12), 2, 2),
+    (Split(1, 1, "q", window=5), (10, 7, 13), 4, 2),
     (Split(1, 1, "q"), (10, 7, 13), 4, 2),
     (Split(1, 3, "kv"), (15, 9, 12), 2, 1),
     (Split(1, 4, "q", window=20), (16, 8, 16), 3, 3),

@@ -263,7 +263,7 @@ def test_the_program_does_not_grow_with_layers():
     "schedule,sequences,alpha",
     [
         ("sppo", 2, 0.5),
-        ("seq1f1b", 2, 0.0),
+        pytest.param("seq1f1b", 2, 0.0, marks=pytest.mark.slow),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (("sppo", 1, 0.5), ("seq1f1b", 2, 0.5), ("gpipe", 2, 0.5))

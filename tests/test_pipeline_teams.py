@@ -19,9 +19,9 @@ from sppo_jax.pipeline import api
 from sppo_jax.pipeline.api import evaluate, value_and_grad
 
 # Together with the slow ones they have every pair of features that can stand in one program with teams.
-DRAWN_IN_CI = (199, 10_000, 10_080)
+DRAWN_IN_CI = (313, 459, 10_028)
 MANY = [seed for seed in range(10_000, 10_110) if case(seed)][:44]
-DRAWN_SLOWLY = (2, 23, 56, 59, 63, 81, 130, 188, 215, 313, 341, 459, 543, *sorted({*MANY} - {*DRAWN_IN_CI}))
+DRAWN_SLOWLY = (2, 23, 56, 59, 63, 81, 130, 188, 199, 215, 341, 543, *sorted({*MANY} - {*DRAWN_IN_CI}))
 # Chunks pass one group of layers at a time, whose keys and values are made again.
 BREADTH_FIRST = (28, 7, 8, 14, 15, 34, 54, 56, 58)
 WRITTEN = {
@@ -164,13 +164,13 @@ def of_vocabulary(pieces):
     return [Content(x.tokens % 53, x.targets % 53, x.positions) for x in contents_of(pieces)]
 
 
-def test_one_program_takes_200_batches_of_all_baselines_in_turns():
+def test_one_program_takes_60_batches_of_all_baselines_in_turns():
     chunks, rng = (32, 16), np.random.default_rng(2)
     plan = small_plan(chunks, mesh=(2, 1, 4), kind="ring", groups="flex")
     shape = make_shape(2, chunks, data=2, ring=4, stages=1, hidden=1)
     model = small_model(num_layers=1, dtype="float32")
     step, params, several = quick_jit(value_and_grad(plan, model)), nnx.state(model, nnx.Param), 0
-    for number in range(50):
+    for number in range(15):
         pieces = pack(draw_sizes(rng, KINDS[number % len(KINDS)], shape), shape, 0.9)
         found = {name: way.windows[0] for name, way in baselines(pieces, shape).items()}
         several += len(set(found["flex"].degree.tolist())) > 1
@@ -180,7 +180,7 @@ def test_one_program_takes_200_batches_of_all_baselines_in_turns():
         }
         for name in ("per_batch", "flex"):
             assert losses[name] == pytest.approx(losses["packed"], rel=1e-5), (number, name)
-    assert several >= 10 and step._cache_size() == 1
+    assert several >= 3 and step._cache_size() == 1
 
 
 # Documents and positions of 4 members: one line a slot.

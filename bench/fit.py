@@ -25,11 +25,11 @@ from typing import Any
 from bench import stale
 from bench.blocks import FIGURES, write_block
 from bench.fit_cases import CASES, Case
-from sppo_jax.config import config_from_dict
-from sppo_jax.fit.compiled import GRAPHS, compile_plan, lower_plan
+from sppo_jax.config import Config, config_from_dict
+from sppo_jax.fit.compiled import GRAPHS, compile_plan, count_plan, lower_plan
 from sppo_jax.fit.fingerprint import Lowering, compiler_versions
 from sppo_jax.fit.sources import sources_digest
-from sppo_jax.hardware import parse_cluster
+from sppo_jax.hardware import Cluster, parse_cluster
 from sppo_jax.plan.plan import Plan
 from sppo_jax.processes.environment import prepare_to_compile
 from sppo_jax.search.evaluate import memory_of
@@ -70,9 +70,19 @@ def predicted_again(case: Case, row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "predicted": predicted, "calibrated": case.calibrated, "unequal": case.unequal}
 
 
+def program_of(case: Case, row: dict[str, Any]) -> tuple[Config, Plan, Cluster]:
+    """Return what decides the program of a stored row."""
+    return config_from_dict(case.config()), Plan.from_dict(row["plan"]), parse_cluster(case.cluster)
+
+
 def lowered_again(case: Case, row: dict[str, Any]) -> Lowering:
     """Return what today's code lowers the plan of a stored row to."""
-    return lower_plan(config_from_dict(case.config()), Plan.from_dict(row["plan"]), parse_cluster(case.cluster))
+    return lower_plan(*program_of(case, row))
+
+
+def counted_again(case: Case, row: dict[str, Any]) -> dict[str, int]:
+    """Return what today's code says of the program of a stored row before it lowers it."""
+    return count_plan(*program_of(case, row))
 
 
 def judged(words: Sequence[str]) -> Iterator[stale.Judged]:
@@ -83,7 +93,8 @@ def judged(words: Sequence[str]) -> Iterator[stale.Judged]:
         if row is None or not stale.named(case.name, words):
             continue
         versions = compiler_versions(parse_cluster(case.cluster).device.platform)
-        verdict, why = stale.judge(row, versions, sources_digest(), partial(lowered_again, case, row))
+        lower, count = partial(lowered_again, case, row), partial(counted_again, case, row)
+        verdict, why = stale.judge(row, versions, sources_digest(), lower=lower, count=count)
         yield stale.Judged(file=RESULTS.name, name=case.name, date=row["date"], verdict=verdict, why=why)
 
 

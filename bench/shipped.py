@@ -22,7 +22,7 @@ from bench import pinned, stale
 from bench.blocks import FIGURES, write_block
 from bench.rows import compile_rows, load_rows
 from sppo_jax.config import Config, load_config
-from sppo_jax.fit.compiled import CUBLAS, GRAPHS, compile_plan, lower_plan
+from sppo_jax.fit.compiled import CUBLAS, GRAPHS, compile_plan, count_plan, lower_plan
 from sppo_jax.fit.fingerprint import Lowering, compiler_versions
 from sppo_jax.fit.sources import sources_digest
 from sppo_jax.hardware import Cluster, pool_bytes, usable_bytes
@@ -95,7 +95,10 @@ def judged(words: Sequence[str]) -> Iterator[stale.Judged]:
         def lower(name: str = name, config: Config = config, cluster: Cluster = cluster) -> Lowering:
             return lower_plan(config, planned(name).plan, cluster)
 
-        verdict, why = stale.judge(row, versions, sources_digest(), lower)
+        def count(name: str = name, config: Config = config, cluster: Cluster = cluster) -> dict[str, int]:
+            return count_plan(config, planned(name).plan, cluster)
+
+        verdict, why = stale.judge(row, versions, sources_digest(), lower=lower, count=count)
         yield stale.Judged(file=RESULTS.name, name=name, date=row["date"], verdict=verdict, why=why)
 
 

@@ -1,7 +1,8 @@
 """Which stored compiled figures are of programs that this code no longer makes.
 
 A row is judged by what is cheapest: the versions of the compiler, then the files that made its program, then the
-program lowered again. Nothing is compiled.
+program lowered again. A row without digits has nothing to compare a lowered program with: its program is counted, and
+not lowered. Nothing is compiled.
 """
 
 from __future__ import annotations
@@ -47,7 +48,12 @@ def named(name: str, words: Sequence[str]) -> bool:
 
 
 def judge(
-    row: Mapping[str, Any], versions: Mapping[str, str], sources: str, lower: Callable[[], Lowering]
+    row: Mapping[str, Any],
+    versions: Mapping[str, str],
+    sources: str,
+    *,
+    lower: Callable[[], Lowering],
+    count: Callable[[], Mapping[str, int]],
 ) -> tuple[Verdict, str]:
     """Returns the verdict on a row, and why.
 
@@ -56,6 +62,7 @@ def judge(
         versions: of this jaxlib and of this compiler.
         sources: digits of the files of this code.
         lower: lowers the program of the row; raises ValueError where its config or its plan no longer loads.
+        count: returns the counts of the program that need no lowering, with the same errors.
     """
     then = row.get("versions", {"jaxlib": row["jax"]} if "jax" in row else {})
     other = [f"{name} {then[name]}, not {versions.get(name, 'installed')}" for name in then
@@ -65,13 +72,13 @@ def judge(
     if row.get("sources") == sources:
         return "fresh", "the same source files"
     try:
-        found = lower()
+        found = lower().to_dict() if "fingerprint" in row else count()
     except (ValueError, KeyError, TypeError) as error:
         return "unreadable", " ".join(str(error).split())[:200]
-    if row.get("fingerprint") == found.fingerprint:
+    if "fingerprint" in row and row["fingerprint"] == found["fingerprint"]:
         return "fresh", "the same program"
-    changed = [f"{name} {row[name]:,} then, {getattr(found, name):,} now" for name in _COUNTS
-               if name in row and row[name] != getattr(found, name)]  # fmt: skip
+    changed = [f"{name} {row[name]:,} then, {found[name]:,} now" for name in _COUNTS
+               if name in row and name in found and row[name] != found[name]]  # fmt: skip
     if "fingerprint" not in row and not changed:
         return "unknown", "compiled before rows had digits"
     return "stale", ", ".join(changed) or "another program of the same counts"

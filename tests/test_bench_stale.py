@@ -1,6 +1,7 @@
 """A stored compiled figure is judged by versions, files and the lowered program, in this order."""
 
 import json
+from typing import NoReturn
 
 import pytest
 
@@ -14,40 +15,57 @@ NOW = Lowering(
 COUNTS = {"num_bodies": 8, "kernel_calls": 4, "host_stash_bytes": 1 << 30}
 
 
-def never() -> Lowering:
-    raise AssertionError("what is known without lowering is not lowered")
+def never() -> NoReturn:
+    raise AssertionError("what is known without lowering or counting is not lowered or counted")
 
 
-def broken() -> Lowering:
+def counted() -> dict[str, int]:
+    return {name: size for name, size in COUNTS.items() if name != "kernel_calls"}
+
+
+def broken() -> NoReturn:
     raise ValueError("the plan must have schema 12,\ngot 7")
 
 
 @pytest.mark.parametrize(
-    "row, lower, verdict, why",
+    "row, lower, count, verdict, why",
     [
-        (NOW.to_dict(), never, "fresh", "the same source files"),
-        (NOW.to_dict() | {"sources": "other"}, lambda: NOW, "fresh", "the same program"),
-        (NOW.to_dict() | {"sources": "other", "fingerprint": "b"}, lambda: NOW, "stale", "another program of the same"),
+        (NOW.to_dict(), never, never, "fresh", "the same source files"),
+        (NOW.to_dict() | {"sources": "other"}, lambda: NOW, never, "fresh", "the same program"),
+        (NOW.to_dict() | {"sources": "other", "fingerprint": "b"}, lambda: NOW, never, "stale", "another program of"),
         (
             {"sources": "other", "fingerprint": "b", "versions": VERSIONS, **COUNTS, "num_bodies": 9},
             lambda: NOW,
+            never,
             "stale",
             "num_bodies 9 then, 8 now",
         ),
-        (NOW.to_dict() | {"versions": VERSIONS | {"jaxlib": "0.11.2"}}, never, "another jaxlib", "jaxlib 0.11.2, not"),
-        (NOW.to_dict() | {"versions": VERSIONS | {"libtpu": "0.0.52"}}, never, "another jaxlib", "libtpu 0.0.52, not"),
-        (NOW.to_dict() | {"versions": {"jax-cuda13-pjrt": "0.12"}}, never, "another jaxlib", "not installed"),
+        (
+            NOW.to_dict() | {"versions": VERSIONS | {"jaxlib": "0.11.2"}},
+            never,
+            never,
+            "another jaxlib",
+            "jaxlib 0.11.2",
+        ),
+        (
+            NOW.to_dict() | {"versions": VERSIONS | {"libtpu": "0.0.52"}},
+            never,
+            never,
+            "another jaxlib",
+            "libtpu 0.0.52",
+        ),
+        (NOW.to_dict() | {"versions": {"jax-cuda13-pjrt": "0.12"}}, never, never, "another jaxlib", "not installed"),
         # Rows from before the digits: the version of jax may be known, and the number of bodies.
-        ({"jax": "0.11.2", "num_bodies": 8}, never, "another jaxlib", "jaxlib 0.11.2"),
-        ({"jax": "0.12.0.1", "num_bodies": 8}, lambda: NOW, "unknown", "before rows had digits"),
-        ({"jax": "0.12.0.1", "num_bodies": 7}, lambda: NOW, "stale", "num_bodies 7 then, 8 now"),
-        ({}, lambda: NOW, "unknown", "before rows had digits"),
-        ({}, broken, "unreadable", "the plan must have schema 12, got 7"),
-        (NOW.to_dict() | {"sources": "other"}, broken, "unreadable", "the plan must have schema 12"),
+        ({"jax": "0.11.2", "num_bodies": 8}, never, never, "another jaxlib", "jaxlib 0.11.2"),
+        ({"jax": "0.12.0.1", "num_bodies": 8}, never, counted, "unknown", "before rows had digits"),
+        ({"jax": "0.12.0.1", "num_bodies": 7}, never, counted, "stale", "num_bodies 7 then, 8 now"),
+        ({}, never, counted, "unknown", "before rows had digits"),
+        ({}, never, broken, "unreadable", "the plan must have schema 12, got 7"),
+        (NOW.to_dict() | {"sources": "other"}, broken, never, "unreadable", "the plan must have schema 12"),
     ],
 )
-def test_each_verdict_has_its_reason(row, lower, verdict, why):
-    found = stale.judge(row, VERSIONS, NOW.sources, lower)
+def test_each_verdict_has_its_reason(row, lower, count, verdict, why):
+    found = stale.judge(row, VERSIONS, NOW.sources, lower=lower, count=count)
     assert found[0] == verdict and why in found[1]
 
 

@@ -270,6 +270,17 @@ def lower_plan(config: Config, plan: Plan, cluster: Cluster) -> Lowering:
     return program.lowering(lowered.as_text(), cluster)
 
 
+def count_plan(config: Config, plan: Plan, cluster: Cluster) -> dict[str, int]:
+    """Returns the counts of the train step of a plan by the names of `Lowering`, those that need no lowering.
+
+    Args and errors: as for `compile_plan`.
+    """
+    from sppo_jax.fit.lowering import counts_before_lowering
+    from sppo_jax.fit.targets import compile_only_devices
+
+    return counts_before_lowering(config, plan, compile_only_devices(cluster), cluster.device.platform)
+
+
 def _lowered(config: Config, plan: Plan, cluster: Cluster) -> tuple[TrainProgram, Any, int]:
     """Returns the train step, the same lowered with cuDNN's workspace, and the bytes of the largest workspace."""
     from sppo_jax.fit.lowering import train_program

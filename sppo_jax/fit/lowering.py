@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import Mesh
 
 from sppo_jax.config import Config
 from sppo_jax.evaluation.placement import batch_shapes
@@ -91,13 +92,8 @@ def train_program(config: Config, plan: Plan, devices: Sequence, platform: str) 
     Raises:
         ValueError: plan, model and devices do not fit together.
     """
-    dtype = config.model.compute_dtype
-    if dtype == "auto":
-        dtype = "float32" if platform == "cpu" else "bfloat16"
-    model = build_model(replace(config, model=replace(config.model, compute_dtype=dtype)), abstract=True)
-    mesh = layout.make_mesh(plan, devices)
-    step = Step(plan, model, mesh, train=True)
-    params = nnx.state(model, nnx.Param)
+    step, mesh = _step_and_mesh(config, plan, devices, platform)
+    params = nnx.state(step.model, nnx.Param)
     optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, config.train.steps), params)
     state = state_shapes(optimizer, storage.stored_shapes(plan, params, mesh), mesh)
     return TrainProgram(
@@ -112,3 +108,24 @@ def train_program(config: Config, plan: Plan, devices: Sequence, platform: str) 
         host_stash_bytes=step.host_stash_bytes,
         slices=planned_slices(step),
     )
+
+
+def counts_before_lowering(config: Config, plan: Plan, devices: Sequence, platform: str) -> dict[str, int]:
+    """Returns the counts of a plan's train step that are known before it is lowered.
+
+    Args and errors: as for `train_program`.
+
+    Returns:
+        By the names that they have in `Lowering`.
+    """
+    step, _ = _step_and_mesh(config, plan, devices, platform)
+    return {"num_bodies": num_segments(step.program.items), "host_stash_bytes": step.host_stash_bytes}
+
+
+def _step_and_mesh(config: Config, plan: Plan, devices: Sequence, platform: str) -> tuple[Step, Mesh]:
+    dtype = config.model.compute_dtype
+    if dtype == "auto":
+        dtype = "float32" if platform == "cpu" else "bfloat16"
+    model = build_model(replace(config, model=replace(config.model, compute_dtype=dtype)), abstract=True)
+    mesh = layout.make_mesh(plan, devices)
+    return Step(plan, model, mesh, train=True), mesh

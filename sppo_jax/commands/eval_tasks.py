@@ -17,6 +17,7 @@ from sppo_jax.files.paths import local_path
 from sppo_jax.files.whole import json_text
 from sppo_jax.processes import distributed
 from sppo_jax.processes.environment import set_memory_fraction, skip_cuda_without_driver
+from sppo_jax.report.run.scores import FILE
 
 if TYPE_CHECKING:
     from sppo_jax.data.tasks.prompts import Prompter
@@ -168,12 +169,10 @@ def _scored(
 
 def _out(args: argparse.Namespace, subject: Subject) -> Path | None:
     """Returns the file of the scores; None for a folder without --out, which is not written into."""
-    from sppo_jax.evaluation.entries import FILE
-
     if args.out is not None:
         path = local_path(args.out, "--out")
         if distributed.is_main():
-            check_outputs(Output(option="--out", path=path, kind='"scores"'), inputs=[])
+            check_outputs(Output(option="--out", path=path, head='"scores"'), inputs=[])
         return path
     if subject.checkpoint is None:
         return None

@@ -16,10 +16,9 @@ from sppo_jax.evaluation.score import TaskResult
 from sppo_jax.evaluation.tasks import Task
 from sppo_jax.files.paths import file_error
 from sppo_jax.files.whole import json_text, parse_json, write_whole
+from sppo_jax.report.run.scores import SCORES
 from sppo_jax.version import __version__
 
-SCORES = "scores"  # the key of the entries in a file
-FILE = "scores.json"  # in a run directory
 _PROBE = [{"role": "user", "content": "a"}]
 
 

@@ -118,6 +118,7 @@ def evaluate_tasks(
     Raises:
         ValueError: settings, devices, weights or samples do not fit together.
     """
+    tokenizer = hashlib.sha256(prompter.encoder.key.encode()).hexdigest()[:16]
     lengths = list(dict.fromkeys(length for length, _ in asked))
     configs = {length: subject.config(length) for length in lengths}
     rows = {length: sum(task.num_samples for at, task in asked if at == length) for length in lengths}
@@ -136,7 +137,7 @@ def evaluate_tasks(
         samples = distributed.together(partial(task.samples, prompter, length), is_long=True)
         result = score(samples, plan, holder.scores_of)
         about = {"model": subject.name, "step": subject.step, "overrides": list(subject.overrides)}
-        done(about | entry_of(key, task, length, result) | {"tokenizer": prompter.encoder.name})
+        done(about | entry_of(key, task, length, result) | {"tokenizer": tokenizer})
 
 
 def _shared_plan(subject: Subject, config: Config, num_wanted: int, say: Callable[[str], None]) -> Plan:

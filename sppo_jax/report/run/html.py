@@ -15,6 +15,7 @@ from sppo_jax.report.plan.figures import drawn_table
 from sppo_jax.report.run import charts as run_charts
 from sppo_jax.report.run.figures import RunFigures, duration, figures_of_run
 from sppo_jax.report.run.run_files import read_run_dir
+from sppo_jax.report.run.scores import score_sections, scores_of_run
 from sppo_jax.report.run.words import (
     choice_rows,
     event_rows,
@@ -150,6 +151,7 @@ def run_html(figures: RunFigures) -> str:
         "<div class='charts'>",
         *(_figure(*chart[:2], chart[2](figures), chart[3]) for chart in _CHARTS),
         "</div>",
+        *score_sections(scores_of_run(data.run_dir)),
         *_seconds(figures),
         *_predicted(figures),
         *_section("Skipped steps", skip_rows(figures), ("step", "time", "why"), text=(1, 2)),

@@ -80,7 +80,20 @@ SETTINGS = [
     ("optimizer.lr=-1", "optimizer.lr must be at least 0"),
     ("optimizer.lr=1e308", "optimizer.lr must be at most 1e+30"),
     ("optimizer.b1=1", "optimizer.b1 must be in [0, 1)"),
-    ("optimizer.clip_norm=0", "optimizer.clip_norm must be above 0"),
+    (
+        "optimizer.clip_norm=0",
+        "optimizer.clip_norm must be above 0, got 0.0; raise it, or write optimizer.clip_norm=null",
+    ),
+    ("optimizer.warmup_ratio=1.5", "optimizer.warmup_ratio must be in [0, 1], got 1.5; write 0.1 for a tenth"),
+    (
+        "optimizer.warmup_ratio=0.5 optimizer.warmup_steps=1",
+        "one of optimizer.warmup_steps and optimizer.warmup_ratio must say the warm-up, got 1 and 0.5; write",
+    ),
+    ("optimizer.decay_steps=0", "optimizer.decay_steps must be at least 1"),
+    (
+        "optimizer.decay_steps=2 optimizer.warmup_steps=1",
+        "optimizer.decay_steps must be at most train.steps less the warm-up = 1, got 2; lower it, or write",
+    ),
     ("optimizer.warmup_steps=3", "optimizer.warmup_steps must be at most train.steps = 2, got 3; lower it"),
     ("sequence.length=0", "sequence.length must be at least 1"),
     ("sequence.length=1e12", "sequence.length must be at most 2147483647"),

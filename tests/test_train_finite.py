@@ -91,7 +91,9 @@ def step_of_any_settings(of_host):
     def run(settings, state, batch):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(step_module, "is_bounded", lambda _: False)
-            optimizer = make_optimizer(SimpleNamespace(**settings), lambda _: settings["lr"], first_params())
+            optimizer = make_optimizer(
+                SimpleNamespace(**settings, decay_embeddings=True), lambda _: settings["lr"], first_params()
+            )
         return shapes_and_step(optimizer, of_host)[1](state, batch, jnp.zeros(1, jnp.int32))
 
     return quick_jit(run)

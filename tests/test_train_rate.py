@@ -22,6 +22,15 @@ def config(steps=100, **optimizer):
         (config(100, lr=2e-3), "optimizer.lr 0.001 -> 0.002: the learning rate of the next step is 0.0002 instead"),
         (config(1000, warmup_steps=500), "train.steps 100 -> 1000, optimizer.warmup_steps 0 -> 500: "),
         (config(200, warmup_steps=150, warmup="from_zero"), "optimizer.warmup first_step -> from_zero: "),
+        (
+            config(200, decay="none"),
+            "optimizer.decay cosine -> none: the learning rate of the next step is 0.001 instead of",
+        ),
+        (config(200, decay="none"), "0.0001, and is 0.001 at step 200"),
+        (
+            config(200, decay_steps=50, warmup_ratio=0.1),
+            "optimizer.warmup_ratio None -> 0.1, optimizer.decay_steps auto",
+        ),
         (config(200, min_lr_ratio=0.5), "0.00075 instead of 0.0001, and falls to 0.0005 at step 200"),
     ],
 )

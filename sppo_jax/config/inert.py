@@ -62,6 +62,12 @@ _FILES = (*_TEXT, ".npy", ".bin")
 _CHAT = tuple(f"data.chat.{field.name}" for field in dataclasses.fields(ChatConfig))
 _EXPERTS = tuple(f"model.experts.{field.name}" for field in dataclasses.fields(ExpertsConfig) if field.name != "count")
 _DELTA = tuple(f"model.delta.{field.name}" for field in dataclasses.fields(DeltaConfig))
+
+
+def _num_warmup_steps(config: Config) -> int:
+    return config.optimizer.num_warmup_steps(config.train.steps)
+
+
 # Settings, where one of them makes a difference, and why it does not elsewhere.
 _ROWS: tuple[tuple[tuple[str, ...], _Acts, str], ...] = (
     (("data.text_key",), _of(".jsonl", ".parquet"), "no source has keys or columns"),
@@ -120,7 +126,13 @@ _ROWS: tuple[tuple[tuple[str, ...], _Acts, str], ...] = (
         lambda config: config.model.experts.is_penalised,
         "model.experts.balance and model.experts.z are 0",
     ),
-    (("optimizer.warmup",), lambda config: config.optimizer.warmup_steps > 0, "optimizer.warmup_steps is 0"),
+    (("optimizer.warmup",), lambda config: _num_warmup_steps(config) > 0, "optimizer.warmup_steps is 0"),
+    (
+        ("optimizer.min_lr_ratio", "optimizer.decay_steps"),
+        lambda config: config.optimizer.decay != "none",
+        "optimizer.decay is none",
+    ),
+    (("optimizer.decay_embeddings",), lambda config: config.optimizer.weight_decay > 0, "optimizer.weight_decay is 0"),
     (
         ("checkpoint.keep_best",),
         lambda config: config.train.eval_sequences > 0,

@@ -235,25 +235,33 @@ class StashConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Section):
-    """AdamW with a linear warm-up and a cosine decay of the learning rate, and clipping by global norm.
+    """AdamW with a linear warm-up and a decay of the learning rate, and clipping by global norm.
 
     Args:
         lr: peak learning rate; 0 to 1e30.
         warmup_steps: steps of the linear warm-up, W; 0 (none) to `train.steps`.
+        warmup_ratio: the warm-up as a share of `train.steps`, rounded up to steps as in transformers, in place of
+            `warmup_steps`; in [0, 1]; null: `warmup_steps` counts.
         warmup: learning rate of step i of the warm-up, i from 0: "first_step": `lr * (i + 1) / W`, as in torchtitan;
             "from_zero": `lr * i / W`, so that the first step changes nothing, as in transformers (TRL), optax and
             MaxText.
+        decay: how the learning rate goes from its peak to its minimum after the warm-up: "cosine", "linear", or "none":
+            it stays at the peak.
+        decay_steps: steps of the decay, D, the last ones of the run; the rate stays at the peak between the warm-up and
+            the decay (WSD); 1 to `train.steps` minus W; "auto": all steps after the warm-up.
         min_lr_ratio: minimum of the learning rate as a multiple of `optimizer.lr`; 0 to 1e30; step i of n is at the
-            share `(i - W) / (n - W)` of the cosine, as in TRL, optax and torchtitan, so the minimum would come at step
+            share `(i - (n - D)) / D` of the decay, as in TRL, optax and torchtitan, so the minimum would come at step
             n, one step after the last one.
         weight_decay: decay coefficient of AdamW, applied to matrices only and multiplied by the learning rate; 0 (none)
             to 1e30.
+        decay_embeddings: whether `weight_decay` applies to the embedding too, and to the head where it is tied to the
+            embedding; true or false.
         b1: decay rate per step of the first moment; at least 0, at most 0.999999.
         b2: decay rate per step of the second moment; at least 0, at most 0.999999.
         eps: term that AdamW adds to the denominator, which is 0 without it where a gradient is 0; above 0 (1.2e-38, the
             least normal float32, is the least that is taken), at most 1e30.
         clip_norm: largest global norm of the gradient; a larger gradient is scaled down to this norm; above 0, at most
-            1e30.
+            1e30; null: gradients are taken as they are.
         place: where the parameters and the moments of AdamW are kept between their uses: "device" is device memory;
             "host" is host memory, from which a step fetches one group of layers at a time, and needs `schedule.name`
             "breadth-first" and all sequences of a pipeline in one wave; "auto": "device" where that fits, else "host"
@@ -263,25 +271,53 @@ class OptimizerConfig(Section):
     section: ClassVar[str] = "optimizer"
     lr: float = 3e-4
     warmup_steps: int = 0
+    warmup_ratio: float | None = None
     warmup: Literal["first_step", "from_zero"] = "first_step"
+    decay: Literal["cosine", "linear", "none"] = "cosine"
+    decay_steps: Literal["auto"] | int = "auto"
     min_lr_ratio: float = 0.1
     weight_decay: float = 0.1
+    decay_embeddings: bool = True
     b1: float = 0.9
     b2: float = 0.95
     eps: float = 1e-8
-    clip_norm: float = 1.0
+    clip_norm: float | None = 1.0
     place: Literal["auto", "device", "host"] = "auto"
 
     def _check(self) -> None:
         self._at_least(0, "lr", "warmup_steps", "min_lr_ratio", "weight_decay")
         # Steps are taken in float32.
-        self._at_most(1e30, "lr", "min_lr_ratio", "weight_decay", "eps", "clip_norm")
+        self._at_most(1e30, "lr", "min_lr_ratio", "weight_decay", "eps", *(["clip_norm"] if self.clip_norm else []))
         self._fraction("b1", "b2")
         # AdamW divides by eps where gradients were 0, and by 1 - b1 and 1 - b2, which float32 must tell from 0.
         self._at_least(_LEAST_EPS, "eps")
         self._at_most(_MOST_DECAY, "b1", "b2")
-        if self.clip_norm <= 0:
-            raise ConfigError(f"optimizer.clip_norm must be above 0, got {self.clip_norm}; raise it")
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise ConfigError(
+                f"optimizer.clip_norm must be above 0, got {self.clip_norm}; raise it, or write "
+                "optimizer.clip_norm=null for no clipping"
+            )
+        if self.decay_steps != "auto":
+            self._at_least(1, "decay_steps")
+        if self.warmup_ratio is not None:
+            self._check_ratio(self.warmup_ratio)
+
+    def _check_ratio(self, ratio: float) -> None:
+        if not 0 <= ratio <= 1:
+            raise ConfigError(f"optimizer.warmup_ratio must be in [0, 1], got {ratio:g}; write 0.1 for a tenth")
+        if self.warmup_steps:
+            raise ConfigError(
+                "one of optimizer.warmup_steps and optimizer.warmup_ratio must say the warm-up, got "
+                f"{self.warmup_steps} and {ratio:g}; write optimizer.warmup_ratio=null, or optimizer.warmup_steps=0"
+            )
+
+    def num_warmup_steps(self, num_steps: int) -> int:
+        """Returns the steps of the warm-up of a run of so many steps."""
+        return self.warmup_steps if self.warmup_ratio is None else math.ceil(num_steps * self.warmup_ratio)
+
+    def num_decay_steps(self, num_steps: int) -> int:
+        """Returns the steps of the decay, the last ones of a run of so many steps."""
+        return num_steps - self.num_warmup_steps(num_steps) if isinstance(self.decay_steps, str) else self.decay_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -450,6 +486,12 @@ class Config(Section):
             raise ConfigError(
                 f"optimizer.warmup_steps must be at most train.steps = {self.train.steps}, "
                 f"got {self.optimizer.warmup_steps}; lower it"
+            )
+        most = self.train.steps - self.optimizer.num_warmup_steps(self.train.steps)
+        if self.optimizer.num_decay_steps(self.train.steps) > most:
+            raise ConfigError(
+                f"optimizer.decay_steps must be at most train.steps less the warm-up = {most}, got "
+                f"{self.optimizer.decay_steps}; lower it, or write optimizer.decay_steps=auto"
             )
 
     def _check_simulated(self) -> None:

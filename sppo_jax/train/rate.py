@@ -21,7 +21,7 @@ def rate_change(before: Mapping[str, Any], config: Config, count: int) -> str:
         old = config_from_dict(before)
     except ValueError:  # settings of another version
         return ""
-    names = ("lr", "warmup_steps", "warmup", "min_lr_ratio")
+    names = ("lr", "warmup_steps", "warmup_ratio", "warmup", "decay", "decay_steps", "min_lr_ratio")
     pairs = [("train.steps", old.train.steps, config.train.steps)]
     pairs += [(f"optimizer.{name}", getattr(old.optimizer, name), getattr(config.optimizer, name)) for name in names]
     changes = ", ".join(f"{name} {then} -> {now}" for name, then, now in pairs if then != now)
@@ -32,6 +32,6 @@ def rate_change(before: Mapping[str, Any], config: Config, count: int) -> str:
         for each, step in ((old, count), (config, count), (config, config.train.steps - 1))
     )
     return (
-        f"; {changes}: the learning rate of the next step is {now:.3g} instead of {then:.3g}, and falls to {last:.3g} "
-        f"at step {config.train.steps:,}"
+        f"; {changes}: the learning rate of the next step is {now:.3g} instead of {then:.3g}, and "
+        f"{'falls to' if last < now else 'is'} {last:.3g} at step {config.train.steps:,}"
     )

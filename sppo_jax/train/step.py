@@ -1,4 +1,4 @@
-"""One training step: gradients, optimizer (AdamW with warm-up, cosine decay, clipping), new state."""
+"""One training step: gradients, optimizer (AdamW with warm-up, decay of the learning rate, clipping), new state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax import lax
 
 from sppo_jax.compat import is_on_host
 from sppo_jax.config import ModelConfig, OptimizerConfig
-from sppo_jax.models.leaves import is_matrix
+from sppo_jax.models.leaves import is_matrix, part_of
 from sppo_jax.pipeline.measures import Measures
 from sppo_jax.pipeline.stash.host_arguments import WithStash
 from sppo_jax.train import expert_load
@@ -24,22 +24,32 @@ from sppo_jax.train.streamed_update import AdamWRule, Verdict, stays_finite, upd
 
 
 def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-    """Returns the learning rate by step, from 0: linear up to `lr`, then a cosine down towards `lr * min_lr_ratio`.
+    """Returns the learning rate by step, from 0: linear up to `lr`, constant, then down towards `lr * min_lr_ratio`.
 
-    The cosine would have its minimum at step `num_steps`, one step after the last one, as in transformers, optax and
-    torchtitan.
+    The minimum would come at step `num_steps`, one step after the last one, as in transformers, optax and torchtitan.
 
     Args:
-        config: peak, length and start of the warm-up, and the final share of the peak.
+        config: peak, length and start of the warm-up, form and length of the decay, and the final share of the peak.
         num_steps: length of the run.
     """
-    warmup_steps = config.warmup_steps
+    warmup_steps, decay_steps = config.num_warmup_steps(num_steps), config.num_decay_steps(num_steps)
     if config.warmup == "from_zero":
         warm_up = optax.linear_schedule(0.0, config.lr, max(warmup_steps, 1))
     else:
         warm_up = optax.linear_schedule(config.lr / max(warmup_steps, 1), config.lr, max(warmup_steps - 1, 1))
-    decay = optax.cosine_decay_schedule(config.lr, max(num_steps - warmup_steps, 1), config.min_lr_ratio)
-    return optax.join_schedules([warm_up, decay], [warmup_steps])
+    parts, ends = [warm_up, _decay(config, max(decay_steps, 1))], [warmup_steps]
+    if warmup_steps + decay_steps < num_steps:
+        parts.insert(1, optax.constant_schedule(config.lr))
+        ends.append(num_steps - decay_steps)
+    return optax.join_schedules(parts, ends)
+
+
+def _decay(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+    if config.decay == "cosine":
+        return optax.cosine_decay_schedule(config.lr, num_steps, config.min_lr_ratio)
+    if config.decay == "linear":
+        return optax.linear_schedule(config.lr, config.lr * config.min_lr_ratio, num_steps)
+    return optax.constant_schedule(config.lr)
 
 
 class Optimizer(NamedTuple):
@@ -73,9 +83,14 @@ def make_optimizer(config: OptimizerConfig, schedule: optax.Schedule, params: nn
         moments = dict(b1=config.b1, b2=config.b2, eps=config.eps)
         return optax.adamw(schedule, **moments, weight_decay=config.weight_decay, mask=decays)
 
+    def has_decay(path: tuple, like) -> bool:
+        return is_matrix(path, like) and (config.decay_embeddings or part_of(path) != "embedding")
+
     # Parameters with two or more dims in one layer decay, except biases.
-    decays = jax.tree_util.tree_map_with_path(is_matrix, params)
-    whole = optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw(decays))
+    decays = jax.tree_util.tree_map_with_path(has_decay, params)
+    # Without clipping the state has the same parts, so that a run may change the setting.
+    clips = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
+    whole = optax.chain(clips, adamw(decays))
     return Optimizer(whole.init, whole.update, AdamWRule(config.clip_norm, adamw), decays, is_bounded(config))
 
 

@@ -30,11 +30,11 @@ class AdamWRule(NamedTuple):
     """How AdamW changes parameters.
 
     Args:
-        clip_norm: largest global norm of the gradient.
+        clip_norm: largest global norm of the gradient; None: any.
         adamw: makes the transformation, for a tree of flags that say which parameters decay.
     """
 
-    clip_norm: float
+    clip_norm: float | None
     adamw: Callable[[Any], optax.GradientTransformation]
 
 
@@ -156,11 +156,13 @@ def _some(adamw_state: optax.OptState, indices: list[int]) -> optax.OptState:
     return jax.tree.map(pick, adamw_state, is_leaf=_is_tree)
 
 
-def _changed(adamw: optax.GradientTransformation, clip_norm: float, state, grads: list, verdict: Verdict):
+def _changed(adamw: optax.GradientTransformation, clip_norm: float | None, state, grads: list, verdict: Verdict):
     """Returns parameters and state after the step, or as they were."""
     params, adamw_state = state
 
     def clipped(grad):  # as optax.clip_by_global_norm
+        if clip_norm is None:
+            return grad
         return jnp.where(verdict.norm < clip_norm, grad, (grad / verdict.norm.astype(grad.dtype)) * clip_norm)
 
     with jax.numpy_dtype_promotion("standard"):  # the optimizer library relies on implicit promotion

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sppo_jax.config import Config
+from sppo_jax.config import Config, OptimizerConfig
 from sppo_jax.report.draw.chart import chart_svg
 from sppo_jax.report.run.charts import loss_panel, rate_panel
 from sppo_jax.report.run.figures import RunFigures
@@ -46,7 +46,6 @@ def curves_svg(figures: RunFigures) -> str:
 
 def _recipe(config: Config, step: int) -> list[tuple[str, str]]:
     optimizer, rope, data = config.optimizer, config.model.rope, config.data
-    from_zero = " from 0" if optimizer.warmup == "from_zero" else ""
     scaling = "" if rope.scaling == "none" else f", {rope.scaling} by {rope.factor:g}"
     rows = [
         ("sequence length", f"{config.sequence.length:,} tokens"),
@@ -55,16 +54,22 @@ def _recipe(config: Config, step: int) -> list[tuple[str, str]]:
         ("places for tokens", f"{step * config.num_sequences * config.sequence.length:,}"),
         ("rotary base", f"{rope.theta:g}{scaling}"),
         ("optimizer", f"AdamW, betas {optimizer.b1:g} and {optimizer.b2:g}, weight decay {optimizer.weight_decay:g}"),
-        (
-            "learning rate",
-            f"{optimizer.lr:g}, {optimizer.warmup_steps:,} warm-up steps{from_zero}, cosine to "
-            f"{optimizer.min_lr_ratio:g} of it",
-        ),
-        ("gradient clipping", f"{optimizer.clip_norm:g}"),
+        ("learning rate", _rate(optimizer, config.train.steps)),
+        ("gradient clipping", "none" if optimizer.clip_norm is None else f"{optimizer.clip_norm:g}"),
         ("packing", f"{data.pack}, documents do not attend to each other"),
     ]
     rows += [("source", f"{Path(name).name}, weight {weight:g}") for name, weight in data.sources.items()]
     return rows
+
+
+def _rate(optimizer: OptimizerConfig, num_steps: int) -> str:
+    """Returns the learning rate over a run in words."""
+    from_zero = " from 0" if optimizer.warmup == "from_zero" else ""
+    warm_up = f"{optimizer.lr:g}, {optimizer.num_warmup_steps(num_steps):,} warm-up steps{from_zero}"
+    if optimizer.decay == "none":
+        return f"{warm_up}, then constant"
+    over = "" if optimizer.decay_steps == "auto" else f" over the last {optimizer.decay_steps:,} steps"
+    return f"{warm_up}, {optimizer.decay} to {optimizer.min_lr_ratio:g} of it{over}"
 
 
 def _progress(figures: RunFigures) -> str:

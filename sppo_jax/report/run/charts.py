@@ -206,8 +206,9 @@ def gradient_panel(figures: RunFigures) -> Panel | None:
     drawn = _raw_and_smoothed("norm", points, BLUE)
     config = figures.data.config
     values = sorted(point.value for point in points)
-    if config and values[0] / 4 <= config.optimizer.clip_norm <= values[-1] * 4:
-        ends, limit = (points[0].step, points[-1].step), config.optimizer.clip_norm
+    limit = config.optimizer.clip_norm if config else None
+    if limit and values[0] / 4 <= limit <= values[-1] * 4:
+        ends = points[0].step, points[-1].step
         drawn.append(Series(name="clipped above", x=ends, y=(limit, limit), color=RED, dashed=True, width=1.2))
     wide = values[-1] > 30 * values[0]
     return Panel(title="", x=STEP, y=Axis(label="gradient norm", log=wide, low=None if wide else 0), series=drawn)

@@ -55,13 +55,16 @@ assert scores.losses_BS.shape == scores.hits_BS.shape == (1, 64)
 
 
 # == sppo_jax.token_loss
-def kto(logp_BS, batch):
+from collections.abc import Mapping
+
+
+def kto(logp_BS: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
     """KTO: what is desired (sign 1) should become likelier than for the reference, what is not (sign -1) less."""
     gain_B = (logp_BS - batch["reference"]).sum(-1)  # 0 where there is no target, on both sides
     return (1 - jax.nn.sigmoid(0.1 * batch["sign"] * (gain_B - batch["kl"]))).mean()
 
 
-rated = batch | {"reference": -scores.losses_BS, "sign": np.float32([-1]), "kl": np.float32(0)}
+rated = batch | {"reference": -scores.losses_BS, "sign": np.array([-1], np.float32), "kl": np.float32(0)}
 value, grads = sppo_jax.token_loss(plan, model, kto)(params, rated)
 assert abs(value - 0.5) < 1e-5  # the model is its own reference
 

@@ -11,13 +11,14 @@ if TYPE_CHECKING:  # a type checker reads these lines; a program imports a name 
     from sppo_jax.config import load_config
     from sppo_jax.mixers.mixer import Operands
     from sppo_jax.models.build import build_model
-    from sppo_jax.pipeline.api import value_and_grad
+    from sppo_jax.pipeline.api import evaluate, value_and_grad
     from sppo_jax.pipeline.params.layout import make_mesh
     from sppo_jax.pipeline.params.storage import param_shardings, stored_shapes
     from sppo_jax.plan.plan import Plan
     from sppo_jax.processes.prepare import prepare_process
     from sppo_jax.search.make import make_plan
     from sppo_jax.train.step import make_train_step
+    from sppo_jax.train.token_loss import token_loss
 
 _HOMES = {
     "load_config": "sppo_jax.config",

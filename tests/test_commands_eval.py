@@ -53,6 +53,19 @@ def test_another_mesh_gives_the_same_losses(as_in_the_run, checkpoint, tmp_path,
             assert mine == pytest.approx(other, rel=1e-5)
 
 
+def test_the_gain_by_context_comes_beside_the_same_losses(as_in_the_run, checkpoint, tmp_path, capsys):
+    copy = tmp_path / "run" / "checkpoints" / "5"
+    shutil.copytree(checkpoint, copy)
+    assert main(["eval", str(copy), "--context"]) == 0
+    out, err = capsys.readouterr()
+    assert "context beyond" in out and "6 batches of" in err
+    found = json.loads((tmp_path / "run" / "eval-5-data1-pipe2-seq1-len128.json").read_text())
+    assert found["validation_loss"] == pytest.approx(as_in_the_run["validation_loss"], rel=1e-5)
+    (gain,) = found["gain_by_context"]
+    assert gain["beyond"] == 64 and gain["gain"] == gain["cut"] - gain["whole"]
+    assert 0 < gain["num_targets"] < found["num_targets"] and "gain_by_context" not in as_in_the_run
+
+
 def test_every_evaluation_is_kept(as_in_the_run, tmp_path):
     checkpoint, stem = tmp_path / "run" / "checkpoints" / "5", "eval-5-data1-pipe2-seq1-len128"
     checkpoint.mkdir(parents=True)
@@ -172,5 +185,7 @@ def test_nothing_held_out_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(SETTINGS, "data", {"source": "stdlib", "validation_fraction": 0.0})
     monkeypatch.setitem(SETTINGS, "model", {**SETTINGS["model"], "vocab_size": 257})
     checkpoint = write_checkpoint(tmp_path / "run")
-    assert main(["eval", str(checkpoint)]) == 2
-    assert "must have held-out documents, got data.validation_fraction=0.0" in capsys.readouterr().err
+    for words in ([], ["--context"]):
+        assert main(["eval", str(checkpoint), *words]) == 2
+        error = capsys.readouterr().err
+        assert "must have held-out documents, got data.validation_fraction=0.0" in error and error.count("\n") == 1

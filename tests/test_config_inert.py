@@ -75,6 +75,7 @@ CASES = {
         [EXPERTS, "model.experts.balance=0", "model.experts.z=0.1"],
     ),
     "checkpoint.keep_best=1": (["train.eval_sequences=0"], []),
+    "train.eval_context=true": (["train.eval_sequences=0"], []),
     "checkpoint.keep_every=10": (["checkpoint={every_s: 0, final: false}"], ["checkpoint={every_s: 0}"]),
 }
 

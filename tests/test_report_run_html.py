@@ -4,21 +4,30 @@ import json
 import random
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 from run_cases import CASES, LENGTH, event, healthy, metrics, torn, troubled, two_steps, write_run
 from test_report_plan_html import VOID, _Nesting
 
-from sppo_jax.data.positions import Bucket
+from sppo_jax.data.positions import ContextGain
 from sppo_jax.report.run import charts as run_charts
-from sppo_jax.report.run.figures import Point, ShownValidation, duration, figures_of_run, series, smooth, thin
+from sppo_jax.report.run.figures import (
+    Point,
+    duration,
+    figures_of_run,
+    series,
+    smooth,
+    thin,
+    validations,
+)
 from sppo_jax.report.run.html import run_html, write_report
 from sppo_jax.report.run.run_files import read_run_dir
 from sppo_jax.report.run.words import event_rows, head_cards, skip_rows, summary
 from sppo_jax.train.checkpoints.run_dir import claimed
 
 TITLES = (
-    *("Loss", "Validation loss by position in the context", "Late minus early", "Recall by distance", "Memory"),
+    *("Loss", "Validation loss by position in the context", "Recall by distance", "Memory"),
     *("Token accuracy", "Entropy"),
 )
 
@@ -97,8 +106,8 @@ def test_a_run_whose_process_is_gone_has_stopped_answering(tmp_path):
 def test_every_chart_is_drawn_wide_and_narrow_and_empty_ones_say_what_is_missing(figures):
     full, empty = run_html(figures["healthy"]), run_html(figures["begun"])
     assert all(f"<b>{title}</b>" in full for title in TITLES)
-    assert full.count("class='broad'") == full.count("class='narrow'") == 12 and "class='empty'" not in full
-    assert "class='broad'" not in empty and empty.count("class='empty'") == 8
+    assert full.count("class='broad'") == full.count("class='narrow'") == 11 and "class='empty'" not in full
+    assert "class='broad'" not in empty and empty.count("class='empty'") == 7
     assert "Recall by distance" not in empty and "The plan, and why" in empty and "one step, as predicted" in empty
 
 
@@ -114,14 +123,15 @@ def test_the_newest_validation_is_strong_and_the_first_is_faint(figures):
     )
 
 
-def test_late_minus_early_weighs_the_first_sixteenth_by_targets():
-    def bucket(first, last, num_targets, loss):
-        return Bucket(first=first, last=last, num_targets=num_targets, loss=loss)
-
-    buckets = (bucket(0, 31, 30, 4.0), bucket(32, 63, 10, 2.0), bucket(64, 511, 99, 9.0), bucket(512, 1023, 99, 3.0))
-    assert ShownValidation(step=1, loss=3.0, buckets=buckets).late_minus_early == pytest.approx(3.0 - 3.5)
-    assert ShownValidation(step=1, loss=3.0, buckets=buckets[:1]).late_minus_early is None
-    assert ShownValidation(step=1, loss=3.0, buckets=buckets[2:]).late_minus_early == pytest.approx(-6.0)
+def test_the_gain_by_context_is_shown_where_it_was_measured(figures, tmp_path):
+    gain = {"beyond": 8192, "num_targets": 70, "whole": 2.0, "cut": 2.125, "gain": 0.125}
+    rows = [{"step": 3, "validation_loss": 2.5, "gain_by_context": [gain, {"beyond": 64}]}]
+    (shown,) = validations(rows)
+    assert shown.gains == (ContextGain(beyond=8192, num_targets=70, whole=2.0, cut=2.125),)
+    run = replace(figures["healthy"], validations=(shown,))
+    assert ("+0.1250", "nats gained by context beyond 8,192 tokens", "") in head_cards(run)
+    assert "context beyond 8,192 tokens gains 0.1250 nats (70 targets)" in summary(run)
+    assert not any("context" in text for _, text, _ in head_cards(figures["healthy"]))
 
 
 def test_accuracy_is_shown_where_it_was_measured(figures, tmp_path):

@@ -64,6 +64,16 @@ def test_a_run_directory_is_complete(finished):
     assert lines[-1]["validation_loss"] == validation.loss
 
 
+def test_the_last_validation_measures_the_gain_by_context(source, tmp_path):
+    config = make_config(source, **one_layer(train={"steps": 4, "eval_every": 2, "eval_context": True}))
+    _, result = run(config, tmp_path / "run", quickly)
+    lines = {line["step"]: line for line in lines_of(tmp_path / "run") if "validation_loss" in line}
+    assert "gain_by_context" not in lines[2]
+    (gain,) = lines[4]["gain_by_context"]
+    assert gain["beyond"] == 64 // 8 and 0 < gain["num_targets"] < result.validation.num_targets
+    assert gain["gain"] == gain["cut"] - gain["whole"] == result.validation.gains[0].gain
+
+
 def test_the_loss_falls(finished):
     _, run_dir, validation = finished
     lines = lines_of(run_dir)

@@ -111,8 +111,7 @@ def test_validation_loss_by_position_is_the_mean_over_targets():
         assert bucket.num_targets == inside.sum()
         assert bucket.loss == pytest.approx(every[inside].mean())
     assert json.loads(json.dumps(found.metrics()))["validation_loss"] == pytest.approx(found.loss)
-    assert found.describe().count("\n") == 6 and "late positions" in found.describe()
-    assert found.late_minus_early == pytest.approx(found.buckets[-1].loss - found.buckets[0].loss)
+    assert found.describe().count("\n") == 5 and found.gains == ()
 
 
 def test_recall_is_the_share_of_hits_at_each_distance():

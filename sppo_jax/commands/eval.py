@@ -29,6 +29,8 @@ def run(words: Sequence[str]) -> int:
     A loss that is not finite is written too, and makes the command fail.
     """
     args = _parser().parse_intermixed_args(words)
+    if args.tasks and args.context:
+        raise ValueError("--context measures held-out documents, got it with --tasks; remove one of the two")
     if args.tasks:
         return run_tasks(args)
     check_without_tasks(args)
@@ -45,7 +47,11 @@ def run(words: Sequence[str]) -> int:
     config, plan = plan_for_devices(saved, args.overrides)
     begin_s = time.perf_counter()
     fingerprint = None if args.overrides else saved.get("data", {}).get("fingerprint")
-    found = evaluate_saved(checkpoint, config, plan, fingerprint, lambda line: print(line, file=sys.stderr))
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    found = evaluate_saved(checkpoint, config, plan, fingerprint, say, args.context)
     entry = _entry(checkpoint, saved, args.overrides, plan, found)
     written = _write(checkpoint, entry)
     if args.json:
@@ -74,6 +80,11 @@ def _parser() -> Parser:
         help="a run (its newest checkpoint is used), or a checkpoint; with --tasks also hf:FOLDER or hf:OWNER/NAME",
     )
     parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="settings that replace the run's")
+    parser.add_argument(
+        "--context",
+        action="store_true",
+        help="also measure what context beyond K tokens is worth: K = length/2, ... 64",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_options(parser)
     return parser
@@ -150,9 +161,12 @@ def _text(entry: Mapping[str, Any], found: "Validation", plan: Plan, seconds: fl
         span = f"{bucket.first}..{bucket.last}"
         loss, share = format_figure(bucket.loss, "7.4f"), bucket.loss / most if most else 0.0
         lines.append(f"{span:>19}  {loss:>7}  {bucket.num_targets:9,}  {_bar(share)}".rstrip())
-    if (gap := found.late_minus_early) is not None:
-        word = "lower" if gap < 0 else "HIGHER"
-        lines.append(f"late positions are {abs(gap):.4f} nats {word} than the first sixteenth")
+    if found.gains:
+        lines += ["", f"{'context beyond':>19}  {'gain':>7}  {'tokens':>9}  {'whole':>7}  {'cut':>7}"]
+    for gain in found.gains:
+        of_gain = [format_figure(gain.gain, "+7.4f"), f"{gain.num_targets:9,}"]
+        losses = [format_figure(loss, "7.4f") for loss in (gain.whole, gain.cut)]
+        lines.append(f"{gain.beyond:>19,}  " + "  ".join(of_gain + losses))
     if found.recall:
         lines += ["", f"{'recall at distance':>19}  {'found':>7}  {'answers':>9}"]
     for recall in found.recall:

@@ -134,7 +134,7 @@ _ROWS: tuple[tuple[tuple[str, ...], _Acts, str], ...] = (
     ),
     (("optimizer.decay_embeddings",), lambda config: config.optimizer.weight_decay > 0, "optimizer.weight_decay is 0"),
     (
-        ("checkpoint.keep_best",),
+        ("checkpoint.keep_best", "train.eval_context"),
         lambda config: config.train.eval_sequences > 0,
         "train.eval_sequences is 0",
     ),

@@ -334,6 +334,8 @@ class TrainConfig(Section):
         log_every: steps between two lines of metrics; at least 1.
         eval_every: steps between two validations, besides the one at the end; at least 1, or 0: only at the end.
         eval_sequences: most held-out sequences of one validation, each measured once; 0 (no validation) to 2147483647.
+        eval_context: whether the last validation also measures what context beyond an eighth of `sequence.length` is
+            worth, with two more passes over the held-out sequences; true or false.
         init: a run directory or a checkpoint of a model of the same shape; a new run starts from its weights; null:
             weights drawn from `seed`, or those of `model.hf`.
         init_optimizer: whether a run with `init` also starts from the optimizer's moments; true or false.
@@ -350,6 +352,7 @@ class TrainConfig(Section):
     log_every: int = 1
     eval_every: int = 0
     eval_sequences: int = 8
+    eval_context: bool = False
     init: str | None = None
     init_optimizer: bool = False
     max_nonfinite: int = 10

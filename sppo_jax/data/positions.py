@@ -1,9 +1,8 @@
-"""Loss by position within a document: the buckets, and what they say of a context."""
+"""Loss by position within a document, and what the context before a position is worth."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -22,21 +21,36 @@ class Bucket:
         return (max(self.first, self.last / 2, 0.5) * (self.last + 1)) ** 0.5
 
 
-def late_minus_early(buckets: Sequence[Bucket]) -> float | None:
-    """Returns the last bucket's loss minus that of the first sixteenth of the positions; below 0 the context helps.
+@dataclass(frozen=True, kw_only=True)
+class ContextGain:
+    """Mean losses of the targets with more than `beyond` tokens before them in their document.
 
     Args:
-        buckets: by rising position.
-
-    Returns:
-        Nats a target; None where there are not two buckets, no target among the early ones, or a loss is not finite.
+        beyond: tokens.
+        num_targets: such targets.
+        whole: loss in nats a target with all the tokens before.
+        cut: loss of the same targets with `beyond / 2` to `beyond` tokens before.
     """
-    if len(buckets) < 2:
-        return None
-    last = buckets[-1]
-    early = [bucket for bucket in buckets[:-1] if 16 * (bucket.last + 1) <= last.last + 1] or buckets[:1]
-    total = sum(bucket.num_targets for bucket in early)
-    if not total:
-        return None
-    gap = last.loss - sum(bucket.loss * bucket.num_targets for bucket in early) / total
-    return gap if math.isfinite(gap) else None
+
+    beyond: int
+    num_targets: int
+    whole: float
+    cut: float
+
+    @property
+    def gain(self) -> float:
+        """Nats a target by which the tokens further back lower the loss; below 0 they raise it."""
+        return self.cut - self.whole
+
+    @property
+    def text(self) -> str:
+        """The gain in words, with its number of targets."""
+        if not math.isfinite(self.gain):
+            return f"context beyond {self.beyond:,} tokens: not finite ({self.num_targets:,} targets)"
+        word = "gains" if self.gain >= 0 else "COSTS"
+        return f"context beyond {self.beyond:,} tokens {word} {abs(self.gain):.4f} nats ({self.num_targets:,} targets)"
+
+    def to_dict(self) -> dict[str, float]:
+        """Returns the fields and the gain, as metrics.jsonl has them."""
+        fields = {"beyond": self.beyond, "num_targets": self.num_targets, "whole": self.whole, "cut": self.cut}
+        return {**fields, "gain": self.gain}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -16,8 +16,9 @@ from jax.sharding import Mesh
 
 from sppo_jax.attention.validate import KEYS
 from sppo_jax.data.held_out import OnePass
-from sppo_jax.data.positions import Bucket, late_minus_early
+from sppo_jax.data.positions import Bucket, ContextGain
 from sppo_jax.data.rows.protocol import Batch, Rows
+from sppo_jax.evaluation.context import Gains
 from sppo_jax.evaluation.placement import gather, local_rows, place_batch
 from sppo_jax.files.format_bytes import format_figure
 from sppo_jax.pipeline.api import TokenScores
@@ -42,13 +43,14 @@ class Recall:
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """Mean loss in nats a target, overall and by position, and recall by distance if the data ask for recall.
+    """Mean loss in nats a target, overall and by position; recall by distance if the data ask for recall.
 
     Buckets without targets are left out. The seconds are those of the validation without compiling.
 
     Args:
         num_sequences: sequences that were measured, each once.
         num_held_out: sequences that are held out; None if they are drawn without end.
+        gains: what context beyond a number of tokens is worth, where it was asked for.
     """
 
     loss: float
@@ -57,13 +59,9 @@ class Validation:
     num_held_out: int | None = None
     buckets: tuple[Bucket, ...]
     recall: tuple[Recall, ...] = ()
+    gains: tuple[ContextGain, ...] = ()
     seconds: float = 0.0
     compile_s: float = 0.0
-
-    @property
-    def late_minus_early(self) -> float | None:
-        """Loss in the last bucket minus the loss at early positions; below 0 the context helps."""
-        return late_minus_early(self.buckets)
 
     @property
     def is_finite(self) -> bool:
@@ -88,6 +86,8 @@ class Validation:
         }
         if self.recall:
             found["recall_by_distance"] = [dataclasses.asdict(recall) for recall in self.recall]
+        if self.gains:
+            found["gain_by_context"] = [gain.to_dict() for gain in self.gains]
         return found
 
     def describe(self) -> str:
@@ -96,9 +96,7 @@ class Validation:
         for bucket in self.buckets:
             span = f"{bucket.first}..{bucket.last}"
             lines.append(f"  {span:>16}  {format_figure(bucket.loss, '.4f')}  ({bucket.num_targets} tokens)")
-        if (gap := self.late_minus_early) is not None:
-            late, word = self.buckets[-1], "lower" if gap < 0 else "HIGHER"
-            lines.append(f"  late positions ({late.first}..{late.last}) are {abs(gap):.4f} nats {word} than early ones")
+        lines += [f"  {gain.text}" for gain in self.gains]
         if self.recall:
             lines.append("recall by distance:")
         lines += [
@@ -124,7 +122,7 @@ def validate(
     mesh: Mesh,
     *,
     num_wanted: int,
-    beat: Callable[[], None] = lambda: None,
+    contexts: Sequence[int] = (),
     told: Callable[[], bool] = lambda: False,
 ) -> Validation | None:
     """Measures the loss of the first held-out sequences, each once and the same on every mesh.
@@ -138,8 +136,8 @@ def validate(
         plan: says how many sequences a batch has.
         mesh: the plan's.
         num_wanted: most sequences to measure.
-        beat: called before each batch.
-        told: returns whether all processes agree to stop; called before each batch.
+        contexts: tokens beyond which the gain by context is measured, by a plan from `context.plan_for_cuts`.
+        told: returns whether all processes agree to stop; called before each batch, and before each pass over cut ones.
 
     Returns:
         The losses; None if no token has a target.
@@ -155,7 +153,7 @@ def validate(
 
     chosen = OnePass(rows, num_wanted=num_wanted)
     with closing(chosen.batches(num_sequences)) as batches:
-        found = evaluate(token_scores, params, _until_told(batches, told, chosen), place, beat)
+        found = evaluate(token_scores, params, _until_told(batches, told, chosen), place, contexts, told)
     counts = {"num_sequences": len(chosen), "num_held_out": chosen.num_held_out}
     return dataclasses.replace(found, **counts) if found else None
 
@@ -165,7 +163,8 @@ def evaluate(
     params: nnx.State,
     batches: Iterable[Batch],
     place: Callable[[Batch], Mapping[str, jax.Array]],
-    beat: Callable[[], None] = lambda: None,
+    contexts: Sequence[int] = (),
+    beat: Callable[[], object] = lambda: None,
 ) -> Validation | None:
     """Measures the loss of held-out sequences.
 
@@ -175,7 +174,8 @@ def evaluate(
         batches: int32 [num_sequences, sequence_length] each of tokens, targets, positions, document_ids, and where the
             data ask for recall `distances` (0 where there is no answer).
         place: puts a batch on the devices.
-        beat: called before each batch.
+        contexts: as for `validate`.
+        beat: called before each pass over a batch with cut documents.
 
     Returns:
         The losses; None if no token has a target.
@@ -183,13 +183,19 @@ def evaluate(
     hits_by_distance: dict[int, list[int]] = {}  # answers, hits
     begin_s, compile_s = time.perf_counter(), 0.0
     sums, counts, edges, num_sequences = np.zeros(12), np.zeros(12, np.int64), [0], 0
-    for number, batch in enumerate(batches):
+    gains = Gains(contexts)
+
+    def score(batch: Batch) -> np.ndarray:
         beat()
+        return gather(token_scores(params, place({key: batch[key] for key in KEYS})).losses_BS).astype(np.float64)
+
+    for number, batch in enumerate(batches):
         placed = place({key: batch[key] for key in KEYS if key in batch})
         compile_s += 0.0 if number else prepare_scores(token_scores, params, placed)
         num_sequences += len(batch["targets"])
         scores = token_scores(params, placed)
         losses = gather(scores.losses_BS).astype(np.float64)
+        gains.add(batch, losses, score)
         edges = position_edges(losses.shape[1])
         wanted = batch["targets"] >= 0
         bucket = np.searchsorted(edges, batch["positions"][wanted], side="right") - 1
@@ -214,6 +220,7 @@ def evaluate(
         num_sequences=num_sequences,
         buckets=buckets,
         recall=recall,
+        gains=gains.found(),
         seconds=time.perf_counter() - begin_s - compile_s,
         compile_s=compile_s,
     )

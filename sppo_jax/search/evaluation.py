@@ -190,7 +190,11 @@ def _layouts(request: Request) -> list[Layout]:
 
 def _of_layout(layout: Layout) -> Iterator[Candidate]:
     model, length = layout.request.config.model, layout.request.config.sequence.length
-    for count in _counts(chunk_counts(layout), length // layout.mesh.seq):
+    possible = chunk_counts(layout)
+    if layout.weights == "gathered" and len(possible) > 1:
+        # In the ticks of a lone chunk XLA holds the gathered weights of two groups, so compiled.
+        possible = [count for count in possible if count > 1]
+    for count in _counts(possible, length // layout.mesh.seq):
         partition = Partition(
             layout=layout, schedule=layout.request.way.schedule, num_chunks=count, balance="equal", wave=1
         )

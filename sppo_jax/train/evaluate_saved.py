@@ -15,6 +15,7 @@ from sppo_jax.config import Config, ConfigError, config_from_dict
 from sppo_jax.config.renamed import with_new_names
 from sppo_jax.data.ends import warn_of_other_ends
 from sppo_jax.data.open import prepare_data
+from sppo_jax.evaluation.context import context_sizes, plan_for_cuts
 from sppo_jax.evaluation.validate import Validation, validate
 from sppo_jax.hardware import Cluster
 from sppo_jax.models import build_model
@@ -102,7 +103,9 @@ def plan_for_devices(saved: Mapping[str, Any], overrides: Sequence[str]) -> tupl
     return config, plan_of_rows(config, overrides, max(1, config.train.eval_sequences))
 
 
-def expected_text(config: Config, plan: Plan, num_wanted: int, cluster: Cluster | None = None) -> str:
+def expected_text(
+    config: Config, plan: Plan, num_wanted: int, cluster: Cluster | None = None, *, num_passes: int = 1
+) -> str:
     """Returns how long an evaluation will take, in words.
 
     Args:
@@ -110,8 +113,10 @@ def expected_text(config: Config, plan: Plan, num_wanted: int, cluster: Cluster 
         plan: for the devices at hand.
         num_wanted: most sequences to evaluate.
         cluster: as for `make_plan`.
+        num_passes: how often each sequence is scored.
     """
-    batch_s, num_batches = forward_batch_s(plan, config, cluster), -(-num_wanted // plan.num_sequences)
+    batch_s = forward_batch_s(plan, config, cluster)
+    num_batches = num_passes * -(-num_wanted // plan.num_sequences)
     return (
         f"evaluates at most {num_wanted:,} sequences of {plan.sequence_length:,} tokens: {num_batches:,} batches of "
         f"{batch_s:.3g} s (simulated), {num_batches * batch_s:.3g} s besides compiling"
@@ -124,6 +129,7 @@ def evaluate_saved(
     plan: Plan,
     fingerprint: str | None = None,
     say: Callable[[str], None] = lambda _: None,
+    by_context: bool = False,
 ) -> Validation:
     """Measures the validation loss of a checkpoint, by position and, where the data ask for recall, by distance.
 
@@ -133,10 +139,13 @@ def evaluate_saved(
         plan: for the devices at hand.
         fingerprint: of the run's data, where these are to be read; None: they may be others.
         say: gets a line on how long it will take, before it starts.
+        by_context: whether to measure the gain by context too: of a half of the length, a quarter, ... 64 tokens.
 
     Raises:
-        ValueError: nothing is held out, or the checkpoint is torn or of another model.
+        ValueError: nothing is held out, the length is too short for `by_context`, or the checkpoint is torn or
+            of another model.
     """
+    contexts = context_sizes(plan.sequence_length) if by_context else ()
     data = prepare_data(config)
     warn_of_other_ends(config, data.fingerprint, fingerprint)
     held_out = data.validation
@@ -146,7 +155,7 @@ def evaluate_saved(
             f"{config.data.validation_fraction} of data.source={config.data.source}; raise "
             "data.validation_fraction, or set data.validation_source"
         )
-    plan = for_documents(plan, data)
+    plan = plan_for_cuts(plan) if contexts else for_documents(plan, data)
     prepare_process(plan, trains=False)
     mesh, model = layout.make_mesh(plan), build_model(config, abstract=True)
     check_kernels_once(config, plan, *mesh.local_devices)
@@ -155,8 +164,8 @@ def evaluate_saved(
     params = layer_order.rearrange(params, storage.stored_shapes(plan, shapes, mesh))
     num_wanted = max(1, config.train.eval_sequences)
     scores = api.evaluate(plan, model, mesh)
-    say(expected_text(config, plan, num_wanted))
-    found = validate(scores, params, held_out, plan, mesh, num_wanted=num_wanted)
+    say(expected_text(config, plan, num_wanted, num_passes=1 + 2 * len(contexts)))
+    found = validate(scores, params, held_out, plan, mesh, num_wanted=num_wanted, contexts=contexts)
     if found is None:
         raise ValueError(
             f"an evaluation must have targets, got none in the first {num_wanted} sequences of "

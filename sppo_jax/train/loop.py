@@ -20,6 +20,7 @@ from flax import nnx
 
 from sppo_jax.compat import one_at_a_time
 from sppo_jax.config import Config, to_dict
+from sppo_jax.evaluation.context import context_size_of_run, plan_for_cuts
 from sppo_jax.evaluation.placement import batch_shapes, place_batch
 from sppo_jax.evaluation.validate import Interrupted, Validation, validate
 from sppo_jax.files.format_bytes import NOT_FINITE
@@ -173,19 +174,27 @@ def _validate(
     experiment: Experiment, state: TrainState, done: int, watchdog: Watchdog, signals: Signals, record: Record
 ) -> Validation | None:
     """Returns the validation; None if nothing is held out, or if the processes agree to stop before its end."""
-    config = experiment.config
+    config, plan, scores, contexts = experiment.config, experiment.plan, experiment.token_scores, ()
     if experiment.validation is None:
         return None
+    if experiment.cut_scores is not None and done == config.train.steps:
+        plan, scores = plan_for_cuts(plan), experiment.cut_scores
+        contexts = (context_size_of_run(plan.sequence_length),)
+
+    def told() -> bool:
+        watchdog.beat_again()
+        return signals.agreed() == STOP
+
     try:
         return validate(
-            experiment.token_scores,
+            scores,
             state.params,
             experiment.validation,
-            experiment.plan,
+            plan,
             experiment.mesh,
             num_wanted=config.train.eval_sequences,
-            beat=watchdog.beat_again,
-            told=lambda: signals.agreed() == STOP,
+            contexts=contexts,
+            told=told,
         )
     except Interrupted as stop:
         later = f"; sppo eval {record.run_dir} measures it" if done == config.train.steps else ""

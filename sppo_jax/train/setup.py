@@ -20,6 +20,7 @@ from sppo_jax.data.loader import Loader
 from sppo_jax.data.open import prepare_data
 from sppo_jax.data.rows.flex import FlexRows, check_start, window_pieces
 from sppo_jax.data.rows.protocol import Rows
+from sppo_jax.evaluation.context import plan_for_cuts
 from sppo_jax.evaluation.placement import local_rows
 from sppo_jax.evaluation.validate import Scores
 from sppo_jax.flex.choose import gain, with_teams
@@ -60,6 +61,7 @@ class Experiment:
         validation: the sequences held out; None if there are none.
         value_and_grad: loss and gradients of a batch.
         token_scores: each token's loss, and whether its target is the most likely token.
+        cut_scores: the same of rows whose documents are cut; None without `train.eval_context`.
         schedule: learning rate by step.
         optimizer: turns gradients into updates.
         shapes: shapes, dtypes and shardings of the state.
@@ -75,6 +77,7 @@ class Experiment:
     validation: Rows | None
     value_and_grad: ValueAndGrad
     token_scores: Scores
+    cut_scores: Scores | None
     schedule: optax.Schedule
     optimizer: optax.GradientTransformation
     shapes: TrainState
@@ -117,6 +120,7 @@ def prepare(config: Config, plan: Plan, cluster: Cluster | None = None) -> Exper
         validation=data.validation,
         value_and_grad=api.value_and_grad(plan, model, mesh),
         token_scores=api.evaluate(plan, model, mesh),
+        cut_scores=api.evaluate(plan_for_cuts(plan), model, mesh) if config.train.eval_context else None,
         schedule=schedule,
         optimizer=optimizer,
         shapes=state_shapes(optimizer, storage.stored_shapes(plan, params, mesh), mesh),

@@ -68,16 +68,6 @@ def position_panel(figures: RunFigures) -> Panel | None:
     return Panel(title="", x=x, y=Axis(label="nats per token"), series=lines)
 
 
-def late_panel(figures: RunFigures) -> Panel | None:
-    """Loss at late positions minus loss at early positions, over the run."""
-    points = [Point(step=v.step, value=gain) for v in figures.validations if (gain := v.late_minus_early) is not None]
-    if not points:
-        return None
-    zero = Series(name="", x=[points[0].step, points[-1].step], y=[0, 0], color=GREY, dashed=True, width=1)
-    line = Series(name="", x=[p.step for p in points], y=[p.value for p in points], color=GREEN, mark="circle")
-    return Panel(title="", x=STEP, y=Axis(label="nats, late minus early"), series=[zero, line])
-
-
 def recall_panel(figures: RunFigures) -> Panel | None:
     """Shares of the answers found, by distance."""
     picked = _spread(figures.recalls)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sppo_jax.data.positions import Bucket, late_minus_early
+from sppo_jax.data.positions import Bucket, ContextGain
 from sppo_jax.report.run.run_files import RunData, number
 
 # A run has stopped answering if it wrote nothing for this many usual intervals, and for at least these seconds.
@@ -46,11 +46,7 @@ class ShownValidation:
     buckets: tuple[Bucket, ...]
     num_sequences: int | None = None
     num_held_out: int | None = None
-
-    @property
-    def late_minus_early(self) -> float | None:
-        """The last bucket's loss minus that of the first sixteenth of the positions; below 0 the context helps."""
-        return late_minus_early(self.buckets)
+    gains: tuple[ContextGain, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +104,9 @@ def validations(rows: Iterable[Mapping[str, Any]]) -> list[ShownValidation]:
             buckets = [_bucket(entry) for entry in _entries(row, "validation_loss_by_position")]
             whole = sorted((bucket for bucket in buckets if bucket), key=lambda bucket: bucket.first)
             counts = {key: _whole(row, f"validation_{key}") for key in ("num_sequences", "num_held_out")}
-            found.append(ShownValidation(step=row["step"], loss=loss, buckets=tuple(whole), **counts))
+            gains = tuple(gain for entry in _entries(row, "gain_by_context") if (gain := _gain(entry)))
+            shown = ShownValidation(step=row["step"], loss=loss, buckets=tuple(whole), gains=gains, **counts)
+            found.append(shown)
     return found
 
 
@@ -148,6 +146,14 @@ def _bucket(entry: Mapping[str, Any]) -> Bucket | None:
         return None
     first, last, num_targets, loss = values
     return Bucket(first=int(first), last=int(last), num_targets=int(num_targets), loss=loss)  # type: ignore[arg-type]
+
+
+def _gain(entry: Mapping[str, Any]) -> ContextGain | None:
+    values = [number(entry, key) for key in ("beyond", "num_targets", "whole", "cut")]
+    if any(value is None for value in values):
+        return None
+    beyond, num_targets, whole, cut = values
+    return ContextGain(beyond=int(beyond), num_targets=int(num_targets), whole=whole, cut=cut)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

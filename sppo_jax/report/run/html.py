@@ -69,12 +69,6 @@ _CHARTS: tuple[tuple[str, str, Callable[[RunFigures], Panel | None], str], ...] 
         "No validation yet (train.eval_every; 0 validates at the end only).",
     ),
     (
-        "Late minus early",
-        "Loss of the farthest positions minus that of the first sixteenth. Below 0 the context helps.",
-        run_charts.late_panel,
-        "Needs a validation with two positions or more.",
-    ),
-    (
         "Recall by distance",
         "Share of the answers found, by distance. Oldest validation faint, newest strong.",
         run_charts.recall_panel,

@@ -60,8 +60,9 @@ def head_cards(figures: RunFigures) -> list[tuple[str, str, str]]:
             "" if best is last else f", best {best.loss:.4f} at {best.step:,}"
         )
         boxes.append((f"{last.loss:.4f}", below, ""))
-        if last.late_minus_early is not None:
-            boxes.append((f"{last.late_minus_early:+.3f}", "nats, late minus early", ""))
+        boxes += [
+            (f"{one.gain:+.4f}", f"nats gained by context beyond {one.beyond:,} tokens", "") for one in last.gains[:1]
+        ]
     if figures.recalls:
         recall = figures.recalls[-1]
         boxes.append((f"{recall.accuracies[-1]:.1%}", f"recall at distance {recall.distances[-1]:,}", ""))
@@ -208,8 +209,7 @@ def _validation_words(figures: RunFigures) -> str:
     if not figures.validations:
         return now or "none yet"
     last = figures.validations[-1]
-    gain = last.late_minus_early
-    far = "" if gain is None else f", late positions {gain:+.4f} against early ones"
+    far = "".join(f"; {gain.text}" for gain in last.gains)
     finite = f"{last.loss:.4f} at step {last.step:,}{_of_held_out(last)}{far}"
     return f"{now}; {finite}" if now else finite
 

@@ -155,6 +155,7 @@ def test_short_memory_ends_the_search_with_a_row(error, failing_at_32):
     assert lengths == [16, 16, 16, 32]
 
 
+@pytest.mark.slow
 def test_another_error_is_no_lack_of_memory(failing_at_32):
     lengths, rows = failing_at_32(RuntimeError("No available kernel. Aborting execution.")), []
     with pytest.raises(RuntimeError, match="No available kernel"):

@@ -31,6 +31,7 @@ def test_refuses_lengths_that_chunks_do_not_divide(capsys):
     assert "multiples of --chunk = 1024, got 1536" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_tiny_run_writes_json_and_a_table(tmp_path, monkeypatch):
     monkeypatch.setitem(step.MODELS, "small", TINY)
     monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"])  # the script adds to them

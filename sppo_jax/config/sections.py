@@ -248,7 +248,7 @@ class OptimizerConfig(Section):
         decay: how the learning rate goes from its peak to its minimum after the warm-up: "cosine", "linear", or "none":
             it stays at the peak.
         decay_steps: steps of the decay, D, the last ones of the run; the rate stays at the peak between the warm-up and
-            the decay (WSD); 1 to `train.steps` minus W; "auto": all steps after the warm-up.
+            the decay (WSD); at least 1, at most `train.steps` minus W; "auto": all steps after the warm-up.
         min_lr_ratio: minimum of the learning rate as a multiple of `optimizer.lr`; 0 to 1e30; step i of n is at the
             share `(i - (n - D)) / D` of the decay, as in TRL, optax and torchtitan, so the minimum would come at step
             n, one step after the last one.

@@ -16,7 +16,7 @@ from sppo_jax.evaluation.score import TaskResult
 from sppo_jax.evaluation.tasks import Task
 from sppo_jax.files.paths import file_error
 from sppo_jax.files.whole import json_text, parse_json, write_whole
-from sppo_jax.report.run.scores import SCORES
+from sppo_jax.report.run.scores import SCORES, other_content
 from sppo_jax.version import __version__
 
 _PROBE = [{"role": "user", "content": "a"}]
@@ -109,10 +109,7 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
         found = None
     entries = found.get(SCORES) if isinstance(found, dict) else None
     if not isinstance(entries, list) or not all(isinstance(one, dict) and "key" in one for one in entries):
-        raise ValueError(
-            f"a file of scores must be one that sppo eval --tasks wrote, got {path} with other content; name another "
-            "file"
-        )
+        raise other_content(path)
     return entries
 
 

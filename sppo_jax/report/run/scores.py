@@ -56,13 +56,17 @@ def read_scores(path: Path) -> ScoresOfRun:
             "--tasks needle"
         ) from None
     except (ValueError, KeyError, TypeError):
-        raise ValueError(
-            f"a file of scores must be one that sppo eval --tasks wrote, got {file} with other content; name another "
-            "file"
-        ) from None
+        raise other_content(file) from None
     ordered = sorted(entries, key=lambda entry: entry["length"])
     name = path.resolve().name if path.is_dir() else path.stem
     return ScoresOfRun(name=name, entries=tuple(ordered))
+
+
+def other_content(path: Path) -> ValueError:
+    """Returns the error of a file that holds no scores."""
+    return ValueError(
+        f"a file of scores must be one that sppo eval --tasks wrote, got {path} with other content; name another file"
+    )
 
 
 def _is_entry(entry: Any) -> bool:

@@ -18,7 +18,7 @@ from test_train_checkpoint import RUN, make_state, shapes_on
 from tiny_runs import lines_of, make_config, quickly, run, write_documents
 
 from sppo_jax.config import CheckpointConfig
-from sppo_jax.evaluation.validate import evaluate
+from sppo_jax.evaluation.validate import _until_told, evaluate
 from sppo_jax.pipeline.api import TokenScores
 from sppo_jax.plan import stall_limit
 from sppo_jax.train import loop, setup
@@ -172,8 +172,8 @@ def test_a_validation_may_take_longer_than_the_limit_if_no_batch_does(beats):
 
     with Watchdog(1.0, on_stall=stalls.append) as watchdog:
         watchdog.beat(1, "evaluate")
-        beat = (watchdog.beat_again,) if beats else ()
-        assert evaluate(slow, None, [batch] * 7, lambda batch: batch, *beat).num_targets == 56
+        batches = _until_told([batch] * 7, watchdog.beat_again, range(7)) if beats else [batch] * 7
+        assert evaluate(slow, None, batches, lambda batch: batch).num_targets == 56
     assert [line.split(";")[0] for line in stalls] == (1 - beats) * [
         "no progress for train.stall_s = 1 s, got stuck at step 1 (evaluate)"
     ]

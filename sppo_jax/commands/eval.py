@@ -9,8 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sppo_jax.commands.command import DONE, FAILED, Parser, some_path
-from sppo_jax.commands.eval_tasks import add_options, check_without_tasks, run_tasks
+from sppo_jax.commands.command import DONE, FAILED, Parser
+from sppo_jax.commands.eval_tasks import add_options, check_without_tasks, run_or_folder, run_tasks
 from sppo_jax.files.format_bytes import NOT_FINITE, format_figure
 from sppo_jax.files.whole import finite, json_text, parse_json, write_whole
 from sppo_jax.plan.plan import Plan
@@ -37,7 +37,7 @@ def run(words: Sequence[str]) -> int:
 
     from sppo_jax.train.checkpoints.read import find_checkpoint, read_run
 
-    checkpoint = find_checkpoint(some_path(args.checkpoint))
+    checkpoint = find_checkpoint(Path(args.checkpoint))
     saved = read_run(checkpoint)
     _simulate(saved, args.overrides)
     set_memory_fraction()
@@ -77,6 +77,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "checkpoint",
         metavar="RUN_OR_CHECKPOINT",
+        type=run_or_folder,
         help="a run (its newest checkpoint is used), or a checkpoint; with --tasks also hf:FOLDER or hf:OWNER/NAME",
     )
     parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="settings that replace the run's")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sppo_jax.commands.command import DONE, folder_settings, positive, simulate
+from sppo_jax.commands.command import DONE, folder_settings, positive, simulate, some_path
 from sppo_jax.commands.outputs import Output, check_outputs
 from sppo_jax.config import Config
 from sppo_jax.config.hf.hub import fetch
@@ -40,6 +40,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", metavar="FILE", help="the JSON of the scores; RUN/scores.json, or none for hf:FOLDER")
     parser.add_argument("--raw", action="store_true", help="prompts without the tokenizer's chat template")
+
+
+def run_or_folder(text: str) -> str:
+    """Reads what to evaluate: hf:FOLDER or hf:OWNER/NAME, else a path on this machine."""
+    return text if text.startswith(_HF) else str(some_path(text))
 
 
 def check_without_tasks(args: argparse.Namespace) -> None:
@@ -103,7 +108,7 @@ def _subject(name: str, overrides: Sequence[str]) -> Subject:
         raise ValueError(f"lengths of tasks must be given by --lengths, got {lengths[0]}; write --lengths")
     given = tuple(overrides)
     if not name.startswith(_HF):
-        checkpoint = find_checkpoint(local_path(name, "the path"))
+        checkpoint = find_checkpoint(Path(name))
         return Subject(name=name, checkpoint=checkpoint, settings={}, overrides=given)
     subject = Subject(name=name, checkpoint=None, settings=folder_settings(name.removeprefix(_HF)), overrides=given)
     folder = subject.config(None).model.hf

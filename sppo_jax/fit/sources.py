@@ -41,12 +41,20 @@ def program_files() -> set[Path]:
 
 def _imported(path: Path) -> Iterator[str]:
     """Yields the names that a file imports, at any depth; of `from a import b` both `a` and `a.b`."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _nodes(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
             yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def _nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields a node and those below it, without what only a type checker reads."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING"):
+            yield from _nodes(child)
 
 
 def _files_of(module: str) -> list[Path]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +25,7 @@ from sppo_jax.evaluation.entries import entry_of, key_of
 from sppo_jax.evaluation.score import score
 from sppo_jax.evaluation.tasks import Task
 from sppo_jax.evaluation.validate import Scores
+from sppo_jax.files.whole import json_text
 from sppo_jax.models import build_model
 from sppo_jax.models.hf.read import load_hf_params
 from sppo_jax.pipeline import api
@@ -181,7 +181,7 @@ class _Holder:
         params = distributed.together(read, is_long=True)
         if not self.fingerprint:
             found = fingerprints({"params": nnx.to_pure_dict(params)})
-            self.fingerprint = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
+            self.fingerprint = hashlib.sha256(json_text(dict(sorted(found.items()))).encode()).hexdigest()[:16]
         self._params, self._key = layer_order.rearrange(params, wanted), key
 
     def _read(self, config: Config, shapes: nnx.State, in_order: nnx.State) -> nnx.State:

@@ -63,6 +63,7 @@ def test_the_dense_model_is_that_of_the_recurrence(x64, name, monkeypatch):
     assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(want[1]) if x.size)
 
 
+@pytest.mark.slow
 def test_documents_of_a_sequence_are_as_alone(x64):
     model, batch = small_model(2, layers="delta,full", num_layers=2), draw_batch(np.random.default_rng(1))
     packed = jax.jit(lambda b: model(b["tokens"], b["positions"], b["document_ids"]))(batch)

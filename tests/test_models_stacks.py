@@ -82,6 +82,7 @@ def test_kinds_of_a_stack_whose_shapes_differ_are_refused():
         small_model(dtype="float32", layers="2x(local,full)", num_layers=4, layer_types=kinds, layer=WindowedLayer)
 
 
+@pytest.mark.slow
 def test_gradients_have_the_tree_of_the_parameters(x64):
     model = small_model(layers=PATTERN, num_layers=7, layer_types=KINDS)
     params = nnx.state(model, nnx.Param)

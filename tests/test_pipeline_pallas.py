@@ -30,7 +30,8 @@ FLEXIBLE = Case(
 )
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "hybrid")) for n in CASES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_every_gradient_is_the_dense_one(name):
     case = CASES[name]
     compare(Case({**case.plan, "kernel": "pallas"}, case.model, case.dtype), seed=0, count=2)

@@ -16,6 +16,14 @@ def test_the_files_are_those_that_a_step_imports():
     assert not [name for name in found if name.startswith(("data/", "search/", "report/", "commands/"))]
 
 
+def test_what_only_a_type_checker_imports_is_left_out(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text(
+        "if TYPE_CHECKING:\n    import b\nelse:\n    import c\nif x:\n    from d import e\n", encoding="ascii"
+    )
+    assert list(sources._imported(path)) == ["c", "d", "d.e"]
+
+
 def test_a_changed_file_changes_the_digits(monkeypatch, tmp_path):
     before = sources.sources_digest()
     for change in (b"\n", b""):

@@ -30,8 +30,7 @@ FLEXIBLE = Case(
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "hybrid")) for n in CASES])
 def test_every_gradient_is_the_dense_one(name):
     case = CASES[name]
     compare(Case({**case.plan, "kernel": "pallas"}, case.model, case.dtype), seed=0, count=2)

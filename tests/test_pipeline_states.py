@@ -318,7 +318,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "breadth-first")) for name in CASES]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "one stage")) for name in CASES]
 )
 def test_an_evaluation_has_the_dense_loss(name, x64):
     plan, model = small_plan(**CASES[name]), model_of(num_layers=8, layers="4x(state,full)")

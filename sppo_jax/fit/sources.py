@@ -52,9 +52,9 @@ def _imported(path: Path) -> Iterator[str]:
 def _nodes(node: ast.AST) -> Iterator[ast.AST]:
     """Yields a node and those below it, without what only a type checker reads."""
     yield node
-    for child in ast.iter_child_nodes(node):
-        if not (isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING"):
-            yield from _nodes(child)
+    is_for_types = isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+    for child in node.orelse if is_for_types else ast.iter_child_nodes(node):
+        yield from _nodes(child)
 
 
 def _files_of(module: str) -> list[Path]:
